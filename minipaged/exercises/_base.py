@@ -1,5 +1,7 @@
 """What every check shares: the result, the "not attempted" rule, and the promise never to raise.
 
+A check reads like this:
+
     @exercise("the kept words always hold at least the mass you asked for")
     def check_01_top_p(answer):
         got = attempt(answer, probs, 0.9)            # runs the reader's code; its exceptions become a message
@@ -42,7 +44,7 @@ def is_blank(answer: Any) -> bool:
 
 
 def attempt(answer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call the reader's function; turn a stub into NotAttempted and an exception into a Mistake that names the input."""
+    """Call the reader's function; a stub becomes NotAttempted, an exception a Mistake that names the input."""
     if not callable(answer):
         raise Mistake(f"expected a function, got {type(answer).__name__}")
     try:

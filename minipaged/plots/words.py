@@ -1,0 +1,24 @@
+"""Every word that a reader sees in a picture, in one table, so that another language can be added beside it.
+
+Keys are "chapter.picture.part". Values are format strings; the numbers are filled in by the picture.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+WORDS: dict[str, str] = {
+    # 00 start here
+    # 01 autoregressive decoding
+    # 02 tensor shapes
+    # 03 attention
+    # 04 naive KV cache
+    # 05 KV cache size
+    # 06 fragmentation
+    # 07 paged KV cache
+}
+
+
+def say(key: str, **values: Any) -> str:
+    """The words for `key` with `values` filled in."""
+    return WORDS[key].format(**values)
