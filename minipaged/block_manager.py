@@ -1,0 +1,378 @@
+"""Chapter 7. Who owns which block: the KV pool cut into blocks of the same size, and a table for every sequence.
+
+The idea is the operating system's. A sequence counts its tokens 0, 1, 2, ... as if its memory were one long strip; the
+table says where each piece of the strip really lies:
+
+    sequence 7, 37 tokens     token 0..15     token 16..31    token 32..36 and 11 slots to grow into
+    block table               [ 5,            100,            888 ]
+    slot of token 20          block_table[20 // 16] * 16 + 20 % 16  =  100 * 16 + 4
+
+Here are numbers only, no tensor: `BlockPool` holds the free blocks and counts who uses each block, `BlockManager` holds
+the tables. A block is handed out when a token needs it and not before, so less than one block a sequence stays empty
+(Kwon et al., SOSP 2023, sections 4.2 and 4.3). `Paged` puts this manager behind the simulator of chapter 6.
+Left out until chapter 11: sharing blocks between sequences (the counts are here already), and swapping them out.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from collections.abc import Iterable, Sequence, Sized
+from dataclasses import dataclass
+
+from minipaged.errors import InvalidInputError, MinipagedError
+
+
+class OutOfBlocksError(MinipagedError):
+    """Not enough free blocks for what was asked; nothing was changed, so it can be asked again later."""
+
+
+class AllocStatus(enum.Enum):
+    """Whether a new sequence can be admitted."""
+
+    OK = "ok"  # now
+    LATER = "later"  # when running sequences have given blocks back
+    NEVER = "never"  # not even into an empty pool
+
+
+def blocks_needed(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens` tokens: num_tokens / block_size, rounded up."""
+    return -(-num_tokens // block_size)
+
+
+def physical_slot(block_table: Sequence[int], position: int, block_size: int) -> int:
+    """The slot in the pool where the token at `position` of a sequence lies.
+
+    Args:
+        block_table: physical block numbers of the sequence, in the order of its tokens.
+        position: 0 for the first token.
+        block_size: slots in a block.
+
+    Raises:
+        InvalidInputError: the table holds no such position.
+    """
+    if not 0 <= position < len(block_table) * block_size:
+        raise InvalidInputError(
+            f"position {position} is outside a table of {len(block_table)} blocks of {block_size}, "
+            f"which holds positions 0 to {len(block_table) * block_size - 1}"
+        )
+    return block_table[position // block_size] * block_size + position % block_size
+
+
+@dataclass(slots=True)
+class Block:
+    """One block of the pool.
+
+    Attributes:
+        block_id: its physical number, 0 to num_blocks - 1. Block 0 is a block like any other.
+        ref_count: how many block tables name it. 0 means that it is free.
+    """
+
+    block_id: int
+    ref_count: int = 0
+
+
+class BlockPool:
+    """All blocks, and the queue of free ones.
+
+    Blocks leave at the front of the queue and come back at its end, so the block that was free for longest goes first.
+
+    Args:
+        num_blocks: blocks in the pool.
+        block_order: block numbers to hand out first, in this order; the others follow in rising order. For showing and
+            testing that the order does not matter.
+    """
+
+    def __init__(self, num_blocks: int, block_order: Iterable[int] | None = None) -> None:
+        if num_blocks < 1:
+            raise InvalidInputError(f"a pool of {num_blocks} blocks holds nothing; num_blocks must be at least 1")
+        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        first = list(block_order or ())
+        if len(set(first)) != len(first) or not all(0 <= block_id < num_blocks for block_id in first):
+            shown = f"{first[:8]}" + ("..." if len(first) > 8 else "")
+            raise InvalidInputError(f"block_order {shown} names a block twice or one outside 0 to {num_blocks - 1}")
+        rest = set(first)
+        self.free_ids = deque([*first, *(i for i in range(num_blocks) if i not in rest)])
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table names."""
+        return len(self.free_ids)
+
+    def take(self, count: int) -> list[int]:
+        """Hand out `count` free blocks, each with a reference count of 1; the caller has seen that there are enough."""
+        taken = [self.free_ids.popleft() for _ in range(count)]
+        for block_id in taken:
+            self.blocks[block_id].ref_count = 1
+        return taken
+
+    def give_back(self, block_ids: Iterable[int]) -> None:
+        """One table fewer names each of these blocks; one that no table names any more joins the free ones."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if block.ref_count < 1:  # cannot happen through BlockManager; silent here would mean two owners later
+                raise MinipagedError(f"block {block_id} is given back twice: it is free already")
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self.free_ids.append(block_id)
+
+
+class BlockManager:
+    """The block tables of all sequences, over one pool.
+
+    Args:
+        num_blocks: blocks in the pool.
+        block_size: slots in a block; a slot holds one token's K and V of every layer.
+        watermark: the part of the pool that admission leaves free, int(watermark * num_blocks) blocks, so that running
+            sequences can grow a little before one of them has to be preempted. Growing may use these blocks.
+        block_order: see `BlockPool`.
+
+    Sequences are known by an integer id that the caller chooses. Every method checks first and changes after: when one
+    raises, nothing has changed.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 16,
+        *,
+        watermark: float = 0.01,
+        block_order: Iterable[int] | None = None,
+    ) -> None:
+        if block_size < 1:
+            raise InvalidInputError(f"block_size is {block_size}; a block holds at least 1 token")
+        if not 0 <= watermark < 1:
+            raise InvalidInputError(f"watermark is {watermark}; it is a part of the pool, from 0 to below 1")
+        self.pool = BlockPool(num_blocks, block_order)
+        self.block_size = block_size
+        self.watermark_blocks = int(watermark * num_blocks)
+        self._tables: dict[int, list[int]] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool, free and used."""
+        return len(self.pool.blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no table names."""
+        return self.pool.num_free
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that at least one table names."""
+        return self.num_blocks - self.pool.num_free
+
+    @property
+    def seq_ids(self) -> list[int]:
+        """Ids of the sequences that hold a table, in order of arrival."""
+        return list(self._tables)
+
+    def num_tokens(self, seq_id: int) -> int:
+        """Tokens of a sequence that have a slot."""
+        return self._num_tokens[self._known(seq_id)]
+
+    def block_table(self, seq_id: int) -> list[int]:
+        """Physical block numbers of a sequence, in the order of its tokens (a copy)."""
+        return list(self._tables[self._known(seq_id)])
+
+    def slot_mapping(self, seq_id: int, start: int, stop: int) -> list[int]:
+        """Physical slots of the tokens start .. stop - 1 of a sequence: where to write their K and V."""
+        table, size = self._tables[self._known(seq_id)], self.block_size
+        if not 0 <= start <= stop <= self._num_tokens[seq_id]:
+            raise InvalidInputError(
+                f"tokens {start} to {stop} of sequence {seq_id}: it has {self._num_tokens[seq_id]} tokens with a slot; "
+                "call append_slots first"
+            )
+        return [table[position // size] * size + position % size for position in range(start, stop)]
+
+    # -- admission -------------------------------------------------------------------------------------------------
+
+    def can_allocate(self, token_ids: Sized) -> AllocStatus:
+        """Whether a new sequence with these tokens can be admitted now, later, or never.
+
+        Raises:
+            InvalidInputError: there is no token.
+        """
+        if len(token_ids) == 0:
+            raise InvalidInputError("an empty prompt: a sequence starts with at least 1 token (a start token will do)")
+        wanted = blocks_needed(len(token_ids), self.block_size) + self.watermark_blocks
+        if wanted > self.num_blocks:
+            return AllocStatus.NEVER
+        return AllocStatus.OK if wanted <= self.num_free_blocks else AllocStatus.LATER
+
+    def allocate(self, seq_id: int, token_ids: Sized) -> int:
+        """Admit a sequence: give it a table with a slot for each of its tokens.
+
+        Args:
+            seq_id: an id that no admitted sequence has.
+            token_ids: its tokens; only their number matters here.
+
+        Returns:
+            How many of its first tokens have their K and V in the pool already: 0 (chapter 11 finds some).
+
+        Raises:
+            InvalidInputError: an id in use, or no token.
+            OutOfBlocksError: `can_allocate` says LATER or NEVER.
+        """
+        if isinstance(seq_id, bool) or not isinstance(seq_id, int):
+            raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
+        if seq_id in self._tables:
+            raise InvalidInputError(f"sequence {seq_id} is admitted already; free it first, or choose another id")
+        status = self.can_allocate(token_ids)
+        needed = blocks_needed(len(token_ids), self.block_size)
+        if status is not AllocStatus.OK:
+            later = status is AllocStatus.LATER
+            raise OutOfBlocksError(
+                f"sequence {seq_id} needs {needed} blocks for {len(token_ids)} tokens; {self.num_free_blocks} of "
+                f"{self.num_blocks} are free, {self.watermark_blocks} of which admission leaves. "
+                + ("Wait until a sequence is freed." if later else "This pool is too small for it.")
+            )
+        self._tables[seq_id] = self.pool.take(needed)
+        self._num_tokens[seq_id] = len(token_ids)
+        return 0
+
+    # -- growing and shrinking -------------------------------------------------------------------------------------
+
+    def new_blocks_needed(self, seq_id: int, n: int = 1) -> int:
+        """How many blocks `n` more tokens of this sequence need beyond those it has.
+
+        The only place that decides it: the check and the action both ask here. Comparing whole numbers of blocks is
+        right for every block size; "the length is 1 modulo the block size" is never true for blocks of 1.
+        """
+        held = len(self._tables[self._known(seq_id)])
+        if n < 1:
+            raise InvalidInputError(f"n is {n}: a sequence grows by at least 1 token; truncate makes it shorter")
+        return blocks_needed(self._num_tokens[seq_id] + n, self.block_size) - held
+
+    def can_append(self, seq_id: int, n: int = 1) -> bool:
+        """Whether `append_slots(seq_id, n)` would succeed now. The watermark does not count here."""
+        return self.new_blocks_needed(seq_id, n) <= self.num_free_blocks
+
+    def append_slots(self, seq_id: int, n: int = 1) -> list[tuple[int, int]]:
+        """Give the next `n` tokens of a sequence a slot each.
+
+        Returns:
+            Pairs (source block, target block) to copy before writing: none here (chapter 11 shares blocks).
+
+        Raises:
+            InvalidInputError: unknown sequence, or n below 1.
+            OutOfBlocksError: not enough free blocks; the sequence is as before.
+        """
+        needed = self.new_blocks_needed(seq_id, n)
+        if needed > self.num_free_blocks:
+            raise OutOfBlocksError(
+                f"sequence {seq_id} needs {needed} more blocks for {n} more tokens, and {self.num_free_blocks} of "
+                f"{self.num_blocks} are free. Free or preempt a sequence, or make a larger pool."
+            )
+        if needed:
+            self._tables[seq_id] += self.pool.take(needed)
+        self._num_tokens[seq_id] += n
+        return []
+
+    def truncate(self, seq_id: int, num_tokens: int) -> None:
+        """Forget the tokens from `num_tokens` on, and give back the blocks that only they used.
+
+        Raises:
+            InvalidInputError: unknown sequence, or `num_tokens` is not between 0 and its length.
+        """
+        table = self._tables[self._known(seq_id)]
+        if not 0 <= num_tokens <= self._num_tokens[seq_id]:
+            raise InvalidInputError(
+                f"sequence {seq_id} has {self._num_tokens[seq_id]} tokens and cannot be cut to {num_tokens}"
+            )
+        kept = blocks_needed(num_tokens, self.block_size)
+        self.pool.give_back(reversed(table[kept:]))
+        del table[kept:]
+        self._num_tokens[seq_id] = num_tokens
+
+    def free(self, seq_id: int) -> None:
+        """The sequence is over: give back all its blocks, the last one first.
+
+        Last first, because the free queue hands out in the order of return. The first blocks of a sequence (a system
+        prompt, say) are the ones that another may want again in chapter 11, so they should be reused as late as can be.
+        """
+        table = self._tables[self._known(seq_id)]
+        self.pool.give_back(reversed(table))
+        del self._tables[seq_id], self._num_tokens[seq_id]
+
+    def _known(self, seq_id: int) -> int:
+        if seq_id not in self._tables:
+            raise InvalidInputError(f"no sequence {seq_id!r} here; admitted are {sorted(self._tables)[:10]}")
+        return seq_id
+
+
+def shuffled(num_blocks: int, seed: int = 0) -> list[int]:
+    """All block numbers in a random order, for `block_order`: the same order for the same seed."""
+    return random.Random(seed).sample(range(num_blocks), num_blocks)
+
+
+class Paged:
+    """The fourth allocator of chapter 6's simulator: a real `BlockManager` behind the simulator's calls.
+
+    A request is a sequence. Nothing is reserved, so `capacity` is what its blocks hold, and only the last block has
+    slots that are not written yet. The simulator asks to `grow` at a block's border; the manager then counts all tokens
+    written since the last time, which names the same blocks as counting them one by one.
+
+    Args:
+        block_size: slots in a block.
+        watermark: see `BlockManager`.
+    """
+
+    def __init__(self, block_size: int = 16, watermark: float = 0.01) -> None:
+        self.name = f"Paged({block_size})"
+        self.block_size = block_size
+        self.watermark = watermark
+
+    def reset(self, num_slots: int) -> None:
+        """An empty pool of `num_slots` slots; slots beyond the last whole block are never used."""
+        if num_slots < self.block_size:
+            raise InvalidInputError(f"a pool of {num_slots} slots holds no block of {self.block_size}")
+        self.num_slots = num_slots
+        self.manager = BlockManager(num_slots // self.block_size, self.block_size, watermark=self.watermark)
+
+    def why_never(self, prompt_len: int, output_len: int) -> str | None:
+        """Why a request could not end even alone here, or None. Preempted late, it must be admitted again."""
+        manager, longest = self.manager, prompt_len + output_len
+        last_admission = blocks_needed(max(prompt_len, longest - 1), self.block_size) + manager.watermark_blocks
+        if max(last_admission, blocks_needed(longest, self.block_size)) <= manager.num_blocks:
+            return None
+        return (
+            f"{prompt_len} + {output_len} tokens need {blocks_needed(longest, self.block_size)} blocks of "
+            f"{self.block_size}; the pool has {manager.num_blocks}, of which {manager.watermark_blocks} stay free at "
+            "admission"
+        )
+
+    def admit(self, request: int, prompt_len: int, output_len: int) -> bool:
+        """Blocks for the prompt alone; how long the output will be is not known, and not asked."""
+        if self.manager.can_allocate(range(prompt_len)) is not AllocStatus.OK:
+            return False
+        self.manager.allocate(request, range(prompt_len))
+        return True
+
+    def capacity(self, request: int) -> int:
+        """Tokens that the request's blocks hold."""
+        return len(self.manager._tables[request]) * self.block_size
+
+    def grow(self, request: int, num_tokens: int) -> bool:
+        """Slots for `num_tokens` tokens in all; False, and nothing changed, when the pool has no block for them."""
+        try:
+            self.manager.append_slots(request, num_tokens - self.manager.num_tokens(request))
+        except OutOfBlocksError:
+            return False
+        return True
+
+    def free(self, request: int) -> None:
+        """The request is over, or preempted."""
+        self.manager.free(request)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no request holds."""
+        return self.num_slots - self.manager.num_used_blocks * self.block_size
+
+    def spans(self, request: int) -> list[tuple[int, int]]:
+        """The request's blocks as (first slot, number of slots), in the order of its tokens."""
+        return [(block_id * self.block_size, self.block_size) for block_id in self.manager.block_table(request)]
