@@ -1,0 +1,87 @@
+"""The tools that write into the repository: badges from one address, notebooks from one run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tools import badges, resolve, run_notebooks
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The files that badges are written into, copied aside."""
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def everything(root):
+    return {p.name: p.read_text(encoding="utf-8") for p in [*root.glob("notebooks/*.ipynb"), root / "README.md"]}
+
+
+def test_one_address_reaches_every_badge_and_setup_cell_and_can_change(copy):
+    before = everything(copy)
+    badges.write_everywhere(copy, "ada/minipaged")
+    first = everything(copy)
+    for name, text in first.items():
+        assert "colab.research.google.com/github/ada/minipaged/blob/main/notebooks/" in text, name
+        if name.endswith(".ipynb"):
+            assert f"/notebooks/{name})" in text
+            assert 'REPO = \\"ada/minipaged\\"' in text
+    badges.write_everywhere(copy, "grace/other")
+    assert not any("ada/minipaged" in text for text in everything(copy).values())
+    badges.write_everywhere(copy, "")
+    assert everything(copy) == before, "taking the address away must restore every file"
+    assert badges.write_everywhere(copy, "") == []
+
+
+def test_the_address_lives_in_pyproject_alone():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    once = badges.set_repository(text, "ada/minipaged")
+    assert badges.repository(once) == "ada/minipaged"
+    assert badges.repository(badges.set_repository(once, "grace/other")) == "grace/other"
+    assert badges.set_repository(once, "grace/other").count("[project.urls]") == 1
+
+
+def test_what_is_committed_follows_from_pyproject():
+    repo = badges.repository((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for name, text in everything(ROOT).items():
+        assert ("colab.research.google.com/github" in text) == bool(repo), name
+
+
+@pytest.mark.parametrize("repo", ["minipaged", "a/b/c", "https://x/y", "own er/x"])
+def test_a_malformed_address_is_refused(repo, capsys):
+    assert badges.main([repo]) == 2
+    assert "owner/name" in capsys.readouterr().err
+
+
+def test_a_failing_notebook_is_not_written(tmp_path, capsys):
+    path = tmp_path / "bad.ipynb"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
+    nbformat.write(notebook, path)
+    before = path.read_text()
+    assert run_notebooks.main([str(path)]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().out
+    assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_stored_run_keeps_no_trace_of_the_machine(tmp_path):
+    path = tmp_path / "good.ipynb"
+    code = "import sys, ipywidgets\nprint(1)\nprint('w', file=sys.stderr)\nipywidgets.IntSlider()"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
+    assert run_notebooks.main([str(path)]) == 0
+    text = path.read_text()
+    assert "widget-view" not in text and '"widgets"' not in text and "stderr" not in text and "iopub" not in text
+    assert nbformat.read(path, 4).cells[0].outputs[0].text == "1\n"
+
+
+def test_resolve_asks_for_published_packages_only():
+    wanted = resolve.published((ROOT / "requirements.txt").read_text(encoding="utf-8"))
+    assert "torch==" in wanted and 'triton==3.7.1; platform_system == "Linux"' in wanted and "-e" not in wanted
