@@ -21,7 +21,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, index
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -463,9 +463,6 @@ class _Job:
     order: int = -1  # admissions so far, while running; -1 when it waits
 
 
-_by_order = attrgetter("order")
-
-
 @dataclass
 class _Run:
     """One run. Between two events nothing changes but the tokens, which grow by one per running request and step.
@@ -595,12 +592,12 @@ class _Run:
         self.capacity -= job.capacity
 
     def _grow(self) -> bool:
-        """Make room for this step's token, oldest first; True if somebody was preempted for it."""
+        """Make room for this step's token where it is needed; True if somebody was preempted for it."""
         jobs = self.full.pop(self.step, None)
         if jobs is None:
             return False
         before = self.preempted
-        for job in sorted(jobs, key=_by_order):
+        for job in jobs:
             written = job.prompt + self.step - job.start
             if job.order < 0 or written < job.capacity:
                 continue  # preempted since it was noted, and perhaps running again

@@ -28,6 +28,7 @@ class GrowingChunks:
 
     def grow(self, request, num_tokens):
         mine = self.chunks[request]
+        assert num_tokens > len(mine) * self.size, "asked to grow before it was full"
         more = self._count(num_tokens) - len(mine)
         if more > len(self.unused):
             return False
