@@ -1,0 +1,636 @@
+"""Chapter 5. How big the KV cache is: exact bytes for any model, from its config alone.
+
+A model is a list of layers, and each layer keeps something for every token, for some tokens, or nothing:
+
+    full       K and V of every token          sliding    of the last `window` tokens
+    latent     one small vector (MLA)          chunked    of at most `window` tokens
+    shared     nothing: reads another layer    none       nothing per token: a recurrent or convolution state
+
+bytes = sum over layers of  tokens kept x KV heads x (k_dim + v_dim) x bytes per number. The rest of the file reads the
+many spellings of a config, and refuses with a named error what it cannot read. Left out: recurrent states, activations,
+and the cross-attention cache of encoder-decoders. Needs neither torch nor transformers (an id needs transformers).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from minipaged.errors import InvalidInputError, MinipagedError, require
+
+GIB = 2**30
+
+# Bits per number. fp8 and int4 keep no scale here unless `scale_group` asks for one.
+_BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "fp8": 8, "int8": 8, "int4": 4}
+_ALIASES = {
+    "double": "float64",
+    "fp32": "float32",
+    "float": "float32",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "fp4": "int4",
+}
+
+
+class UnreadableConfigError(MinipagedError, ValueError):
+    """The config names something whose cache we do not know how to count; the message says which field."""
+
+
+def bytes_per_number(dtype: Any = "float16") -> Fraction:
+    """Bytes that one number takes: exact, so that int4 is 1/2.
+
+    Args:
+        dtype: a name ("float16", "bf16", "fp8", "int4", ...) or a torch dtype.
+    """
+    name = str(dtype).removeprefix("torch.").lower()
+    name = _ALIASES.get(name, name)
+    if name not in _BITS:
+        raise InvalidInputError(f'unknown dtype "{dtype}"; use one of {", ".join([*_BITS, *_ALIASES])}')
+    return Fraction(_BITS[name], 8)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """What one layer keeps.
+
+    Attributes:
+        kind: "full", "sliding", "chunked", "shared" or "none".
+        num_kv_heads, k_dim, v_dim: the K and V of one token: num_kv_heads x (k_dim + v_dim) numbers.
+        window: how many tokens a sliding or chunked layer keeps at most.
+        latent: for multi-head latent attention (MLA), the numbers kept per token instead of K and V.
+        extra: numbers per token beside K and V (the keys of a sparse-attention indexer).
+        source: the earlier layer whose K and V a shared layer reads.
+        note: why, in a few words.
+    """
+
+    kind: Literal["full", "sliding", "chunked", "shared", "none"]
+    num_kv_heads: int = 0
+    k_dim: int = 0
+    v_dim: int = 0
+    window: int | None = None
+    latent: int = 0
+    extra: int = 0
+    source: int | None = None
+    note: str = ""
+
+    def tokens_kept(self, seq_len: int) -> int:
+        """How many of `seq_len` tokens this layer holds."""
+        if self.kind in ("shared", "none"):
+            return 0
+        return seq_len if self.window is None else min(seq_len, self.window)
+
+    def blocks_kept(self, seq_len: int, block_size: int) -> int:
+        """Whole blocks held at most on the way to `seq_len` tokens; a window may straddle one block more."""
+        if self.kind in ("shared", "none"):
+            return 0
+        blocks = -(-seq_len // block_size)
+        return blocks if self.window is None else min(blocks, (self.window + block_size - 2) // block_size + 1)
+
+    def token_bytes(
+        self, dtype: Any = "float16", tensor_parallel: int = 1, scale_group: int | None = None, expanded: bool = False
+    ) -> Fraction:
+        """Bytes of one kept token on one GPU: KV heads are split, and replicated once there are fewer than GPUs."""
+        if self.kind in ("shared", "none"):
+            return Fraction(0)
+        extra = _vector_bytes(self.extra, dtype, scale_group)
+        if self.latent and not expanded:
+            return extra + _vector_bytes(self.latent, dtype, scale_group)  # the latent has no heads to split
+        heads = -(-self.num_kv_heads // tensor_parallel)
+        one_head = _vector_bytes(self.k_dim, dtype, scale_group) + _vector_bytes(self.v_dim, dtype, scale_group)
+        return extra + heads * one_head
+
+
+def _vector_bytes(dim: int, dtype: Any, scale_group: int | None) -> Fraction:
+    """Bytes of one vector; `scale_group` numbers share one 2-byte scale if it is given."""
+    scales = 0 if scale_group is None else 2 * -(-dim // scale_group)
+    return dim * bytes_per_number(dtype) + scales
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """The KV cache of one model: one entry per layer (or per pass through a layer that is visited again).
+
+    All sizes are bytes, on one GPU of `tensor_parallel`. Source of the arithmetic: arXiv 2309.06180 section 3
+    (2 x hidden x layers x 2 bytes for OPT-13B), with KV heads in place of heads (arXiv 2305.13245 section 2) and the
+    latent of MLA (arXiv 2405.04434 section 2.1).
+    """
+
+    layers: tuple[LayerCache, ...]
+    name: str = ""
+    model_type: str = ""
+
+    @classmethod
+    def from_config(cls, config: Any) -> KVCacheSpec:
+        """Read a transformers config, a dict, a config.json, a folder with one, a preset's name, or a model id.
+
+        Raises:
+            UnreadableConfigError: a field is missing, or names a mechanism whose cache is not known here.
+            InvalidInputError: there is no such file, folder, preset or id.
+        """
+        fields, name = _fields_of(config)
+        known = _known_families()
+        layers = _read_layers(_Config.of(fields, known))
+        return cls(tuple(layers), name, str(fields.get("model_type") or ""))
+
+    @property
+    def num_layers(self) -> int:
+        """Number of entries, layers that keep nothing included."""
+        return len(self.layers)
+
+    def bytes_per_token(
+        self, dtype: Any = "float16", tensor_parallel: int = 1, scale_group: int | None = None
+    ) -> int | float:
+        """Bytes that one more token adds over all layers that keep it, below any window.
+
+        Returns:
+            an int, or a float when 4-bit numbers do not fill whole bytes.
+        """
+        _positive(tensor_parallel=tensor_parallel)
+        return _number(sum(layer.token_bytes(dtype, tensor_parallel, scale_group) for layer in self.layers))
+
+    def cache_bytes(
+        self,
+        seq_len: int,
+        batch_size: int = 1,
+        dtype: Any = "float16",
+        tensor_parallel: int = 1,
+        scale_group: int | None = None,
+    ) -> int | float:
+        """The least that must be held for `batch_size` sequences of `seq_len` tokens.
+
+        Windows cap, shared layers count once, MLA counts its latent. transformers holds window - 1 tokens in a sliding
+        layer between steps; while a step runs, `window` are needed, and that is what is counted here.
+        """
+        _positive(tensor_parallel=tensor_parallel)
+        _not_negative(seq_len=seq_len, batch_size=batch_size)
+        one = sum(
+            layer.tokens_kept(seq_len) * layer.token_bytes(dtype, tensor_parallel, scale_group) for layer in self.layers
+        )
+        return _number(batch_size * one)
+
+    def allocated_bytes(
+        self,
+        seq_lens: int | Iterable[int],
+        block_size: int = 16,
+        dtype: Any = "float16",
+        mla: Literal["latent", "expanded"] = "latent",
+        hybrid: Literal["window", "full"] = "window",
+        tensor_parallel: int = 1,
+        scale_group: int | None = None,
+    ) -> int | float:
+        """What an engine that hands out whole blocks of `block_size` tokens reserves for these sequences.
+
+        Args:
+            seq_lens: one length or many.
+            block_size: tokens in a block.
+            dtype: as in `bytes_per_token`.
+            mla: "latent", or "expanded" for an engine that stores K and V per head all the same.
+            hybrid: "window" for an engine that frees blocks behind a window, "full" for one that does not.
+            tensor_parallel: GPUs that share the heads.
+            scale_group: numbers that share one 2-byte scale, for quantised caches.
+        """
+        _positive(block_size=block_size, tensor_parallel=tensor_parallel)
+        _one_of("mla", mla, ("latent", "expanded"))
+        _one_of("hybrid", hybrid, ("window", "full"))
+        lengths = [seq_lens] if isinstance(seq_lens, int) else list(seq_lens)
+        for length in lengths:
+            _not_negative(seq_len=length)
+        total = Fraction(0)
+        for layer in self.layers:
+            held = replace(layer, window=None) if hybrid == "full" else layer
+            blocks = sum(held.blocks_kept(length, block_size) for length in lengths)
+            per_token = layer.token_bytes(dtype, tensor_parallel, scale_group, expanded=mla == "expanded")
+            total += blocks * block_size * per_token
+        return _number(total)
+
+    def max_batch(self, memory_bytes: float, seq_len: int, block_size: int = 1, **options: Any) -> int | None:
+        """The most sequences of `seq_len` tokens that fit in `memory_bytes`; None if each needs nothing.
+
+        `options` go to `allocated_bytes`; with `block_size` 1 that is `cache_bytes`.
+        """
+        _not_negative(memory_bytes=memory_bytes)
+        one = self.allocated_bytes(seq_len, block_size, **options)
+        return None if one == 0 else int(Fraction(memory_bytes) // Fraction(one))
+
+    def max_seq_len(self, memory_bytes: float, batch_size: int = 1, block_size: int = 1, **options: Any) -> int | None:
+        """The longest length at which `batch_size` sequences fit in `memory_bytes`; None if memory sets no limit.
+
+        `options` go to `allocated_bytes`. Memory sets no limit when no layer grows for ever (recurrent layers, or
+        sliding windows alone).
+        """
+        _not_negative(memory_bytes=memory_bytes)
+        _positive(batch_size=batch_size)
+
+        def fits(length: int) -> bool:
+            return batch_size * self.allocated_bytes(length, block_size, **options) <= memory_bytes
+
+        low, high = 0, 1
+        while fits(high):
+            low, high = high, 2 * high
+            if high > 2**50:
+                return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+def weight_bytes(num_parameters: float, dtype: Any = "float16", tensor_parallel: int = 1) -> int:
+    """Bytes of `num_parameters` weights on one of `tensor_parallel` GPUs, taking them as evenly split."""
+    _positive(num_parameters=num_parameters, tensor_parallel=tensor_parallel)
+    return math.ceil(Fraction(num_parameters) * bytes_per_number(dtype) / tensor_parallel)
+
+
+def _number(value: Fraction | int) -> int | float:
+    value = Fraction(value)
+    return int(value) if value.denominator == 1 else float(value)
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not value > 0:
+            raise InvalidInputError(f"{name} is {value}; it must be at least 1")
+
+
+def _not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not value >= 0:
+            raise InvalidInputError(f"{name} is {value}; it cannot be negative")
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InvalidInputError(f'{name} is "{value}"; use one of {", ".join(allowed)}')
+
+
+# --- reading a config -------------------------------------------------------------------------------------------------
+# Two spellings of one thing, the most common first.
+_SPELLINGS = {
+    "num_layers": (
+        "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers",
+    ),
+    "num_heads": (
+        "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads",
+        "num_decoder_attention_heads",
+    ),
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "dim", "word_embed_proj_dim"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_n_heads",
+        "num_query_groups"),
+    "head_dim": ("head_dim", "attention_head_dim", "kv_channels", "dim_head", "d_head", "n_head_dim"),
+    "window": ("sliding_window", "sliding_window_size", "attention_window_size"),
+    "layer_types": ("layer_types", "layers_block_type"),
+}  # fmt: skip
+
+_KINDS = {
+    "full_attention": "full", "attention": "full", "global": "full", "hybrid": "full", "global_attention": "full",
+    "sliding_attention": "sliding", "hybrid_sliding": "sliding", "local_attention": "sliding",
+    "chunked_attention": "chunked",
+    "indexed_attention": "full", "deepseek_sparse_attention": "full",
+    "linear_attention": "none", "mamba": "none", "mamba2": "none", "recurrent": "none", "conv": "none",
+    "moe": "none", "mlp": "none",
+}  # fmt: skip
+
+# Field names that hint at a cache which is not plain K and V. In a family that is not known, they stop us.
+_UNUSUAL = re.compile(
+    r"window|local|global|sparse_att|ssm|mamba|conv|recurr|linear_|lora_rank|shared_layers|share_kv|latent|loop|cycle|"
+    r"block_type|block_config|layer_type|_pattern|chunk|compress|index|interval|period|_per_layer|state_size|attn_layer"
+)
+_HARMLESS = re.compile(
+    r"^(q_lora_rank|o_lora_rank|chunk_size_feed_forward|chunk_size_lm_head|mlp_layer_types|\w*token_index|"
+    r"decoder_sparse_step|\w+_token_id|\w*index_to_\w+|moe_\w+|attention_window_size)$"
+)
+
+
+@dataclass(frozen=True)
+class _Config:
+    """The fields of one config, with the defaults of its family behind them."""
+
+    fields: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+    family: str
+    known: bool
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], families: Mapping[str, Any]) -> _Config:
+        family = str(fields.get("model_type") or "")
+        return cls(fields, families.get(family, {}), family, family in families)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value under any spelling of `name`, else the family's default, else `default`.
+
+        A field given as null says something ("no window", "as many as heads"): no default replaces it.
+        """
+        spellings = _SPELLINGS.get(name, (name,))
+        given = [self.fields[spelling] for spelling in spellings if spelling in self.fields]
+        assumed = [] if given else [self.defaults[spelling] for spelling in spellings if spelling in self.defaults]
+        return next((value for value in (*given, *assumed) if value is not None), default)
+
+    def need(self, name: str) -> Any:
+        value = self.get(name)
+        if value is None:
+            spellings = ", ".join(_SPELLINGS.get(name, (name,)))
+            raise UnreadableConfigError(f"the config{self.who} has no {name}; looked for {spellings}")
+        return value
+
+    def number(self, name: str, default: int | None = None) -> int:
+        value = self.need(name) if default is None else self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UnreadableConfigError(f"{name} is {value!r}{self.who}; expected a whole number of at least 1")
+        return value
+
+    @property
+    def who(self) -> str:
+        return f" of family {self.family}" if self.family else ""
+
+    def at(self, layer: int) -> _Config:
+        """This config as layer `layer` sees it: values given per layer, in a list or in `per_layer_config`."""
+        own: dict[str, Any] = {}
+        for name in (*_SPELLINGS["num_heads"], *_SPELLINGS["num_kv_heads"], *_SPELLINGS["head_dim"], "sliding_window"):
+            if isinstance(self.fields.get(name), list | tuple):
+                own[name] = self._entry(name, layer)
+        overrides = self.fields.get("per_layer_config") or {}
+        for key, values in overrides.items() if isinstance(overrides, Mapping) else enumerate(overrides):
+            if int(key) == layer:
+                own |= dict(values)
+        return replace(self, fields={**self.fields, **own}) if own else self
+
+    def _entry(self, name: str, layer: int) -> Any:
+        values = self.fields[name]
+        if layer >= len(values):
+            raise UnreadableConfigError(f"{name} has {len(values)} entries{self.who}, and layer {layer} needs one")
+        return values[layer]
+
+
+def _fields_of(config: Any) -> tuple[dict[str, Any], str]:
+    """(fields, name) of anything that `from_config` takes; the text model's fields if the model has more parts."""
+    name = ""
+    if isinstance(config, str | Path):
+        fields, name = _load(config)
+    elif isinstance(config, Mapping):
+        fields = dict(config)
+        name = str(fields.get("_name_or_path") or "")
+    elif hasattr(config, "to_dict"):
+        text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        fields = _as_dict(text)
+        name = str(getattr(config, "name_or_path", "") or "")
+    else:
+        raise InvalidInputError(
+            f"cannot read a config from {type(config).__name__}; pass a transformers config, a dict, a config.json, "
+            "a folder or an id"
+        )
+    return _text_part(fields), name
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    """A transformers config as a dict, with the properties that its class computes and `to_dict` leaves out."""
+    fields = dict(config.to_dict())
+    for name in ("layer_types", "layers_block_type", "sliding_window", "head_dim", "num_key_value_heads"):
+        if fields.get(name) is None and getattr(config, name, None) is not None:
+            fields[name] = getattr(config, name)
+    return fields
+
+
+def _text_part(fields: dict[str, Any]) -> dict[str, Any]:
+    """The language model's own fields of a model with vision or audio parts."""
+    for key in ("text_config", "llm_config", "language_config", "language_model"):
+        inner = fields.get(key)
+        if isinstance(inner, Mapping):
+            return _text_part(dict(inner))
+    if isinstance(attention := fields.get("attn_config"), Mapping):  # MPT and DBRX keep their heads one level down
+        inner = {k: v for k, v in attention.items() if k in ("kv_n_heads", "sliding_window")}
+        return {**{k: v for k, v in fields.items() if k != "attn_config"}, **inner}
+    return fields
+
+
+def _load(source: str | Path) -> tuple[dict[str, Any], str]:
+    """Fields from a preset's name, a config.json, a folder that holds one, or an id (which needs transformers)."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise InvalidInputError(f"the folder {path.parent} holds no config.json; pass a model's folder")
+    if path.is_file():
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UnreadableConfigError(f"{path} is not a JSON file: {error}") from error
+        if not isinstance(fields, dict):
+            raise UnreadableConfigError(f"{path} holds a {type(fields).__name__}; expected an object of fields")
+        return fields, path.parent.name
+    if isinstance(source, Path) or str(source).startswith((".", "/", "~")) or str(source).endswith(".json"):
+        raise InvalidInputError(f"there is no file or folder {source}")
+    return _load_id(str(source)), str(source)
+
+
+def _load_id(name: str) -> dict[str, Any]:
+    auto = require("transformers", f'reading the config of the id "{name}"').AutoConfig
+    try:
+        config = auto.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InvalidInputError(
+            f'"{name}" is no preset, file or folder here, and as a transformers id it could not be read: {reason}'
+        ) from error
+    return _fields_of(config)[0]
+
+
+@cache
+def _known_families() -> dict[str, dict[str, Any]]:
+    """Family -> the values that transformers assumes for cache fields which a config.json leaves out."""
+    data = resources.files("minipaged").joinpath("config_defaults.json")
+    return json.loads(data.read_text(encoding="utf-8")) if data.is_file() else {}
+
+
+# --- from a config to one entry per layer -----------------------------------------------------------------------------
+
+
+def _read_layers(config: _Config) -> list[LayerCache]:
+    """One entry per layer."""
+    _refuse(config)
+    kinds = _layer_kinds(config)
+    layers = [_read_layer(config.at(index), kind) for index, kind in enumerate(kinds)]
+    return _share(config, layers, kinds)
+
+
+def _refuse(config: _Config) -> None:
+    """Raise for a config whose cache is something else than we count."""
+    if config.get("is_encoder_decoder"):
+        raise UnreadableConfigError(
+            f"the config{config.who} is an encoder-decoder: its cross-attention cache follows the source text, which "
+            "is not counted here; pass the decoder's own config with is_encoder_decoder false"
+        )
+    if config.get("is_decoder", True) is False and config.family in _ENCODERS:
+        raise UnreadableConfigError(f"the config{config.who} is an encoder (is_decoder is false): it keeps no cache")
+    if reason := _UNCOUNTED.get(config.family):
+        raise UnreadableConfigError(f"the cache of family {config.family} is not counted here: {reason}")
+    if config.known:
+        return
+    understood = {spelling for spellings in _SPELLINGS.values() for spelling in spellings} | _UNDERSTOOD
+    for name, value in config.fields.items():
+        if value in (None, False, 0) or value == [] or value == {} or name in understood or _HARMLESS.match(name):
+            continue
+        if _UNUSUAL.search(name):
+            raise UnreadableConfigError(
+                f'"{config.family}" is no family we know, and its field {name} = {str(value)[:60]} may change what the '
+                "cache holds; build KVCacheSpec(layers=...) by hand"
+            )
+
+
+# Families whose cache is none of the kinds above, and why.
+_UNCOUNTED = {
+    "deepseek_v4": "its layers keep windows, compressed blocks and unfinished buffers side by side",
+}
+
+# Families that are encoders unless told otherwise.
+_ENCODERS = {
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod", "reformer",
+}  # fmt: skip
+
+_UNDERSTOOD = {
+    "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "use_sliding_window", "max_window_layers",
+    "per_layer_config", "num_kv_shared_layers",
+}  # fmt: skip
+
+_RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"}
+
+
+def _every(step: int, rest: str = "sliding_attention", hit: str = "full_attention") -> Any:
+    """Layers step-1, 2*step-1, ... are `hit`, the others `rest`."""
+    return lambda config, count: [hit if (i + 1) % step == 0 else rest for i in range(count)]
+
+
+def _by_pattern(step: int) -> Any:
+    """As `_every`, with the step that older configs give as sliding_window_pattern."""
+    return lambda config, count: _every(config.get("sliding_window_pattern", step))(config, count)
+
+
+# How a family fills in `layer_types` when its config.json leaves them out.
+_LAYER_TYPES: dict[str, Any] = {
+    "gemma2": _every(2),
+    "vaultgemma": _every(2),
+    "gpt_oss": _every(2),
+    "gemma3_text": _by_pattern(6),
+    "cohere2": _by_pattern(4),
+    "exaone4": _by_pattern(4),
+    "olmo3": _every(4),
+    "gemma3n_text": _every(5),
+    "gemma4_text": lambda config, count: [*_every(6)(config, count)[:-1], "full_attention"],
+    "qwen3_next": lambda config, count: _every(config.get("full_attention_interval", 4), "linear_attention")(
+        config, count
+    ),
+    "granitemoehybrid": lambda config, count: ["linear_attention"] * count,
+}
+
+
+# Families whose layers use the window from max_window_layers on, if use_sliding_window says so.
+_BY_WINDOW = {"qwen2", "qwen3", "dots1", "ministral"}
+
+
+def _layer_kinds(config: _Config) -> list[str]:
+    """The type of each layer, in the words of transformers' `layer_types`."""
+    if config.family in _RECURRENT:
+        return ["linear_attention"] * config.number("num_layers")
+    types = config.get("layer_types")
+    count = config.number("num_layers", len(types) if types else None)
+    if types is None and config.family in _LAYER_TYPES:
+        types = _LAYER_TYPES[config.family](config, count)
+    if types is None and config.defaults.get("derives_layer_types") and config.family not in _BY_WINDOW:
+        raise UnreadableConfigError(
+            f"the config{config.who} leaves out layer_types, which its code derives; load it once with transformers "
+            "(AutoConfig) and pass that, or add layer_types"
+        )
+    if types is None:
+        types = _window_types(config, count)
+    if len(types) != count:
+        raise UnreadableConfigError(f"layer_types has {len(types)} entries{config.who}, and there are {count} layers")
+    for name in types:
+        if name not in _KINDS:
+            raise UnreadableConfigError(f'layer type "{name}"{config.who} is not one we know how to count')
+    return list(types)
+
+
+def _window_types(config: _Config, count: int) -> list[str]:
+    """Layer types of a config that lists none: no window, one for all layers, or one from max_window_layers on."""
+    window = config.get("window")
+    if window is None or config.get("use_sliding_window") is False:
+        chunked = config.get("attention_chunk_size") is not None
+        return ["chunked_attention" if chunked else "full_attention"] * count
+    if config.family in _BY_WINDOW:
+        first = config.get("max_window_layers", 0)
+        return ["sliding_attention" if index >= first else "full_attention" for index in range(count)]
+    if not config.known:
+        raise UnreadableConfigError(
+            f'"{config.family}" is no family we know, and it does not say which layers use its window of {window} '
+            "tokens; add layer_types"
+        )
+    return ["sliding_attention"] * count
+
+
+def _read_layer(config: _Config, layer_type: str) -> LayerCache:
+    """What a layer of this type keeps, by the config as this layer sees it."""
+    kind = _KINDS[layer_type]
+    if kind == "none":
+        return LayerCache("none", note=layer_type)
+    window = None
+    if kind == "sliding":
+        window = config.number("window")
+    elif kind == "chunked":
+        window = config.number("attention_chunk_size")
+    heads = config.number("num_heads")
+    if config.get("kv_lora_rank"):
+        latent = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
+        k_dim = config.get("qk_nope_head_dim", 128) + config.number("qk_rope_head_dim")
+        return LayerCache(kind, heads, k_dim, config.get("v_head_dim", 128), window, latent, note=layer_type)
+    dim = _head_dim(config, heads)
+    return LayerCache(kind, _num_kv_heads(config, heads), dim, dim, window, note=layer_type)
+
+
+def _head_dim(config: _Config, heads: int) -> int:
+    """The config's own head_dim if it has one, else hidden / heads."""
+    if config.get("head_dim") is not None:
+        return config.number("head_dim")
+    hidden = config.number("hidden_size")
+    if hidden % heads:
+        raise UnreadableConfigError(
+            f"hidden size {hidden}{config.who} is no multiple of {heads} heads, and no head_dim is given"
+        )
+    return hidden // heads
+
+
+def _num_kv_heads(config: _Config, heads: int) -> int:
+    """KV heads: the config's, one for multi-query attention, else as many as query heads."""
+    if config.family == "falcon":
+        if config.get("new_decoder_architecture"):
+            return config.number("num_kv_heads", heads)
+        return 1 if config.get("multi_query") else heads
+    if config.get("multi_query"):
+        return 1
+    if config.get("multi_query_attention"):
+        return config.number("multi_query_group_num")
+    return config.number("num_kv_heads", heads)
+
+
+def _share(config: _Config, layers: list[LayerCache], kinds: list[str]) -> list[LayerCache]:
+    """Let the last `num_kv_shared_layers` layers read the last earlier layer of their own type."""
+    first = len(layers) - (config.get("num_kv_shared_layers") or 0)
+    shared = []
+    for index in range(first, len(layers)):
+        source = max((i for i in range(first) if kinds[i] == kinds[index]), default=None)
+        if source is None:
+            raise UnreadableConfigError(f"layer {index}{config.who} shares K and V, and no earlier layer has its type")
+        shared.append(LayerCache("shared", source=source, note=kinds[index]))
+    return [*layers[:first], *shared]
