@@ -1,0 +1,60 @@
+"""In a real browser: every notebook runs top to bottom in JupyterLab, and its first widget answers to the keyboard."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests import browser
+from tests.browser import ROOT, Notebook
+
+NOTEBOOKS = sorted(path.name for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(browser.program() is None, reason="no Chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="module")
+def address():
+    with browser.lab() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def context():
+    with browser.chromium() as context:
+        yield context
+
+
+def changed(read, before, seconds=10.0):
+    """What `read()` says once it differs from `before`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (now := read()) != before:
+            return now
+        time.sleep(0.05)
+    raise AssertionError(f"still {before!r} after {seconds} s")
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_runs_and_a_widget_answers(address, context, name):
+    notebook = Notebook(context, address, name)
+    try:
+        notebook.run_all()
+        widget = notebook.first_widget()
+        read = widget.locator("[role=status]").inner_text
+        before = read()
+        assert before.strip()
+        handle = widget.locator(".noUi-handle").first
+        handle.focus()
+        position = handle.get_attribute("aria-valuenow")
+        low = float(position) < float(handle.get_attribute("aria-valuemax"))
+        handle.press("ArrowRight" if low else "ArrowLeft")
+        assert changed(read, before).strip()
+        assert handle.get_attribute("aria-valuenow") != position
+        assert notebook.errors == []
+    finally:
+        notebook.close()
