@@ -322,9 +322,12 @@ class Paged:
     """
 
     def __init__(self, block_size: int = 16, watermark: float = 0.01) -> None:
+        if block_size < 1:
+            raise InvalidInputError(f"block_size is {block_size}; a block holds at least 1 token")
         self.name = f"Paged({block_size})"
         self.block_size = block_size
         self.watermark = watermark
+        self.reset(block_size)  # one block, until the simulator says how large the pool is
 
     def reset(self, num_slots: int) -> None:
         """An empty pool of `num_slots` slots; slots beyond the last whole block are never used."""
