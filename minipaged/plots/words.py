@@ -9,12 +9,226 @@ from typing import Any
 
 WORDS: dict[str, str] = {
     # 00 start here
+    "00.way.title": "Every token takes this way: {passes} turns of the loop wrote {passes} tokens",
+    "00.way.sentence": (
+        "The text becomes {prompt_tokens} token ids; one pass of the model turns them into {vocabulary:,} "
+        "logits; the pick, “{picked}”, is appended as id {picked_id}, then again, until the end token or the limit."
+    ),
+    "00.way.text": "text",
+    "00.way.text.note": "inside the chat template",
+    "00.way.tokens": "tokens",
+    "00.way.tokens.note": "pieces of text, not words",
+    "00.way.ids": "token ids",
+    "00.way.ids.note": "{count} numbers",
+    "00.way.pass": "one pass",
+    "00.way.pass.note": "{layers} layers read\nthe ids, in order",
+    "00.way.logits": "logits",
+    "00.way.logits.note": "{vocabulary:,} scores, one\nfor each token there is",
+    "00.way.pick": "pick",
+    "00.way.new": "new ids",
+    "00.way.new.note": "{count} numbers; stop at the\nend token, or at the limit",
+    "00.way.out": "text out",
+    "00.way.out.note": "",
+    "00.way.pick.note": "here: the most probable",
+    "00.way.encode": "encode",
+    "00.way.decode": "decode",
+    "00.way.stop": "stop",
+    "00.way.append": "append, again",
+    "00.way.loop": "the loop: one turn = one pass = one new token",
+    "00.way.chapter": "ch. {chapters}",
+    "00.map.title": "{written} chapters are written, {planned} are planned; an arrow leads to what comes next",
+    "00.map.sentence": (
+        "The course has {chapters} chapters, of which {planned} are planned; the longest chain of needs is {chain}."
+    ),
+    "00.map.planned": "planned",
+    "00.map.table.head": "| chapter | what you can do afterwards | needs |",
+    "00.map.part.0": "what a model\ncomputes",
+    "00.map.part.1": "what it\nremembers",
+    "00.map.part.2": "memory\nin pages",
+    "00.map.part.3": "an engine\nfor many",
+    "00.map.title.00": "Start here",
+    "00.map.does.00": "check the machine, load the model, count passes",
+    "00.map.title.01": "Autoregressive decoding",
+    "00.map.does.01": "write the decode loop; greedy, temperature, top-k, top-p",
+    "00.map.title.02": "Tensor shapes",
+    "00.map.does.02": "predict shape, strides and bytes on the way to K and V",
+    "00.map.title.03": "Attention",
+    "00.map.does.03": "compute one real layer by hand; say why K and V can be kept",
+    "00.map.title.04": "A naive KV cache",
+    "00.map.does.04": "keep K and V in two ways; prefill and decode",
+    "00.map.title.05": "KV cache size",
+    "00.map.does.05": "size a cache for any model and any GPU",
+    "00.map.title.06": "Fragmentation",
+    "00.map.does.06": "see where reserved memory is lost when many ask for it",
+    "00.map.title.07": "A paged KV cache",
+    "00.map.does.07": "store K and V in blocks, found through a block table",
+    "00.map.title.08": "Paged attention",
+    "00.map.does.08": "attention over scattered blocks, exact",
+    "00.map.title.09": "A Triton kernel",
+    "00.map.does.09": "write, run and time the paged decode kernel",
+    "00.map.title.10": "Continuous batching",
+    "00.map.does.10": "schedule many requests in one memory budget",
+    "00.map.title.11": "Sharing",
+    "00.map.does.11": "share blocks: samples, beams, common prefixes",
+    "00.map.title.12": "Speculative decoding",
+    "00.map.does.12": "draft, verify in one pass, roll blocks back",
+    "00.map.title.13": "From minipaged to vLLM",
+    "00.map.does.13": "find each part in production systems",
+    "00.read.title": "{passes} passes either way; what differs is what they read: {without:,} tokens or {cached:,}",
+    "00.read.sentence": (
+        "{passes} passes wrote {passes} tokens after a prompt of {prompt_tokens}: without a cache they read "
+        "{without:,} tokens in all, with one {cached:,}."
+    ),
+    "00.read.without": "nothing kept: {tokens:,} tokens read",
+    "00.read.cached": "K and V kept: {tokens:,} tokens read",
+    "00.read.x": "position of the token",
+    "00.read.y": "pass",
+    "00.read.legend.read": "read by this pass",
+    "00.read.legend.kept": "kept from earlier passes",
+    "00.read.legend.new": "written by this pass",
+    "00.step.title.start": "0 passes: the prompt is ready, nothing is written",
+    "00.step.title": "Pass {passes} reads {read} and writes token {passes}",
+    "00.step.title.stopped": "{passes} passes, {passes} tokens, then stop: {reason}",
+    "00.step.one": "1 token",
+    "00.step.many": "{count} tokens",
+    "00.step.prompt": "prompt, {count} tokens",
+    "00.step.new": "new tokens",
+    "00.step.passes": "passes",
+    "00.step.tokens": "new tokens",
+    "00.step.read": "tokens read in all",
+    "00.step.legend": "bold frame: read by this pass      hatched: written by this pass      empty: not written yet",
+    "00.step.sentence": (
+        "After {passes} passes there are {passes} new tokens, and {read:,} tokens were read; the text is “{text}”."
+    ),
     # 01 autoregressive decoding
     # 02 tensor shapes
+    "02.ranks.rank": "rank {rank}",
+    "02.ranks.title": "Rank counts the axes: {length} numbers in a row are still rank 1",
+    "02.ranks.item": "{name} has rank {rank}, shape {shape}",
+    "02.ranks.sentence": "Rank is the number of axes, whatever their lengths: {named}.",
+    "02.memory.title": "{name}: {sum} = {offset}",
+    "02.memory.title.plain": "{name}: strides {strides}",
+    "02.memory.sentence": "{name}, strides {strides}: the cell at {where} stands at {sum} = {offset} in memory.",
+    "02.memory.sentence.plain": "{name}: shape {shape}, strides {strides}; each cell shows its place in memory.",
+    "02.memory.strip": "memory",
+    "02.word.token": "“{word}”",
+    "02.word.id": "token id {id}",
+    "02.word.look.up": "row",
+    "02.word.embedding": "embedding",
+    "02.word.layers": "layers\n0–{layer}",
+    "02.word.norm": "layer {layer}, norm",
+    "02.word.rope": "RoPE",
+    "02.word.heads": "{letter}: {width} numbers = {count} heads of {dim}",
+    "02.word.q.note": "used in this step, then dropped",
+    "02.word.head": "head {head}",
+    "02.word.cache": "{letter} cache {shape}",
+    "02.word.title": "In layer {layer} one token becomes {q} numbers of q, {kv} of k and {kv} of v",
+    "02.word.sentence": (
+        "“{word}” (id {id}) is looked up as {hidden} numbers; in layer {layer} three matrices turn its hidden state "
+        "into q ({heads} heads of {dim}), k and v ({kv_heads} heads of {dim} each); k and v become row {position} of "
+        "every head in a K cache and a V cache of shape {shape}."
+    ),
+    "02.heads.query": "{count} query heads",
+    "02.heads.kv": "{count} KV heads (one K and one V each)",
+    "02.heads.panel": "{heads} : {kv_heads}, groups of {group}",
+    "02.heads.item": "{heads} query heads read {kv_heads} KV heads in groups of {group}",
+    "02.heads.sentence": "Neighbouring query heads form a group that reads one KV head: {listed}.",
+    "02.split.wrong": "view alone: {count} of {total} in a wrong place",
+    "02.split.right": "cut, then transpose: {count} of {total}",
+    "02.split.head": "head {head}",
+    "02.split.token": "token {token}",
+    "02.split.sentence": (
+        "Cut with view alone, {strangers} of {total} numbers stand at a token or a head that is not theirs (hatched); "
+        "cut and then transposed, none of the {heads} heads x {tokens} tokens has a stranger in it."
+    ),
+    "02.bytes.label": "{shape}   {amount}",
+    "02.bytes.title": "K of one layer holds {numbers:,} numbers: {amount} in {dtype}",
+    "02.bytes.sentence": (
+        "K of one layer has shape {shape}: {numbers:,} numbers, {amount} in {dtype}; V takes as much again, and q has "
+        "{group} times as many numbers as K."
+    ),
+    "02.read.label": "{time} ms   ×{ratio}",
+    "02.read.axis": "milliseconds to read K and V once (logarithmic)",
+    "02.read.title": "{slowest}: {ratio} times the reading time of {base}",
+    "02.read.sentence": (
+        "Reading {amount} of K and V once takes: {listed}; {slowest} needs {ratio} times as long as {base}."
+    ),
     # 03 attention
     # 04 naive KV cache
     # 05 KV cache size
     # 06 fragmentation
+    "06.step": "step",
+    "06.slot": "slot",
+    "06.nobody": "nobody",
+    "06.batches.static": "Static: the batch ends with its longest request, {steps} steps, {idle} lane-steps empty",
+    "06.batches.continuous": "Continuous: a free lane is filled at once, {steps} steps, {idle} lane-steps empty",
+    "06.batches.lane": "lane {n}",
+    "06.batches.sentence": (
+        "Static batching takes {static} steps and leaves {static_idle} lane-steps empty; continuous batching "
+        "takes {continuous} and leaves {continuous_idle}."
+    ),
+    "06.reservation.title": "{taken} slots are gone for others, {written} hold a token",
+    "06.reservation.0": "prompt\n{n}",
+    "06.reservation.1": "output so far\n{n}",
+    "06.reservation.2": "reserved\n{n}",
+    "06.reservation.3": "internal\n{n}",
+    "06.reservation.4": "external\n(rounding) {n}",
+    "06.reservation.sentence": (
+        "Of {taken} slots, {prompt} hold the prompt and {output} the output so far; {reserved} are reserved, "
+        "{internal} are internal waste and {external} are external (rounding)."
+    ),
+    "06.pool.now": "Step {step}: running {running}; waiting {waiting}",
+    "06.pool.sentence": (
+        "Step {step}, {slots} slots: {tokens} hold tokens, {reserved} are reserved, {internal} internal, "
+        "{external} external, {idle} idle"
+    ),
+    "06.pool.waits": "; {first} waits beside {free} free slots, {hole} of them in one piece.",
+    "06.pool.idle": "; nobody waits.",
+    "06.legend.used": "written",
+    "06.legend.reserved": "reserved",
+    "06.legend.wasted": "internal: never used",
+    "06.legend.rounding": "external: rounding",
+    "06.legend.free": "free",
+    "06.time.title": "Memory by time: below each slope it holds tokens, above it is kept",
+    "06.time.sentence": (
+        "{n} requests pass through {slots} slots in {steps} steps; below each slope slots hold tokens, above "
+        "it they are kept and empty."
+    ),
+    "06.refused.hole": "{n} free",
+    "06.refused.title": "Step {step}: {name} needs {needed} slots, {free} are free, and it waits",
+    "06.refused.sentence": (
+        "At step {step} request {name} needs {needed} slots in one piece; {free} are free, and the longest "
+        "hole has {hole}."
+    ),
+    "06.bars.ours": "ours",
+    "06.bars.paper": "paper",
+    "06.bars.percent": "% of the pool's slots",
+    "06.bars.title": "Even with lengths known beforehand, {tokens:.0f} % of the pool holds tokens",
+    "06.bars.sentence": (
+        "Slots that hold tokens, in per cent, ours against the paper's: {each}; the largest difference in "
+        "any part is {furthest:.1f} points."
+    ),
+    "06.part.tokens": "tokens",
+    "06.part.reserved": "reserved",
+    "06.part.internal": "internal",
+    "06.part.external": "external, other",
+    "06.part.idle": "idle",
+    "06.batched.axis": "requests running at once, mean",
+    "06.batched.title": "{last} runs {high:.1f} at once, {first} {low:.1f}: {ratio:.1f} times as many",
+    "06.batched.sentence": (
+        "In the same memory {first} runs {low:.1f} requests at once and {last} {high:.1f}, {ratio:.1f} times "
+        "as many."
+    ),
+    "06.whatif.row": "{name}\n{n:.1f} at once",
+    "06.whatif.each": "{name} {tokens:.0f} % with {n:.1f} running",
+    "06.whatif.title": "Slots with tokens: from {low:.0f} % ({least}) to {high:.0f} % ({most})",
+    "06.whatif.sentence": "Slots that hold tokens: {each}.",
+    "06.whatif.refused": " Up to {n} requests were refused, because they can never fit.",
+    "06.padding.top": "Padded: {rows} rows of {longest}, {empty} of {cells} places hold nothing",
+    "06.padding.low": "Packed: {total} places, none empty",
+    "06.padding.sentence": (
+        "The padded batch has {cells} places, {empty} of them empty; packed, the same tokens need {total}."
+    ),
     # 07 paged KV cache
 }
 

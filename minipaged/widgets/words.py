@@ -9,6 +9,10 @@ from typing import Any
 
 WORDS: dict[str, str] = {
     # 00 start here
+    "00.passes.question": "question",
+    "00.passes.step": "passes so far",
+    "00.passes.cache": "keep K and V (cache)",
+    "00.passes.above": "Press play, or move the slider: one step is one pass of the model.",
     # 01 autoregressive decoding
     # 02 tensor shapes
     # 03 attention

@@ -1,0 +1,123 @@
+"""Checks of chapter 0: `check_00_passes` (how many passes, how many tokens read) and `check_00_loop` (the loop itself).
+
+Both run the reader's function on tiny cases; the loop gets a stand-in for the model that counts how often it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minipaged.exercises._base import Mistake, attempt, exercise
+
+_PASSES = ((35, 20), (10, 1), (1, 1), (1, 5))  # prompt tokens, new tokens
+
+
+@exercise(
+    "one pass for each new token; with K and V kept each token is read once, and the last one written is never read"
+)
+def check_00_passes(answer: Any) -> None:
+    """answer(prompt_tokens, new_tokens) -> (passes, tokens read by all passes when K and V are kept)."""
+    for prompt, new in _PASSES:
+        got = attempt(answer, prompt, new)
+        if not isinstance(got, Sequence) or len(got) != 2:
+            raise Mistake(
+                f"for a prompt of {prompt} and {new} new tokens you return {got!r}; return (passes, tokens_read)"
+            )
+        _judge_passes(prompt, new, *got)
+
+
+def _judge_passes(prompt: int, new: int, passes: Any, read: Any) -> None:
+    case = f"for a prompt of {prompt} tokens and {new} new tokens you say {passes} passes and {read} tokens read"
+    if passes != new:
+        why = {
+            new + 1: "the last new token is never fed back, so there is no pass after it",
+            prompt + new: "the tokens of the prompt are read in one pass, all together",
+            new - 1: "the pass over the prompt is one of them: it gives the first new token",
+        }.get(passes, "each pass gives one new token")
+        raise Mistake(f"{case}, expected {new} passes: {why}")
+    expected = prompt + new - 1
+    if read != expected:
+        why = {
+            prompt + new: "the last new token is written and never read",
+            new: "the first pass reads the whole prompt, not one token",
+            prompt * new + new * (new - 1) // 2: "that many are read when nothing is kept",
+        }.get(read, "the first pass reads the prompt, each later pass one token")
+        raise Mistake(f"{case}, expected {expected} tokens: {why}")
+
+
+class _Script:
+    """Stands in for the model: gives tokens from a list, and remembers what it was asked."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens, self.asked = tokens, []
+
+    def __call__(self, ids: Any) -> int:
+        self.asked.append(list(ids))
+        return self.tokens[min(len(self.asked), len(self.tokens)) - 1]
+
+
+_PROMPT = [1, 40, 2, 1]  # holds an end id itself, as a chat's prompt does
+_LOOPS = (  # what the model says, end ids, limit, what is right
+    ([7, 8, 9, 6, 6], {2}, 3, [7, 8, 9]),
+    ([7, 2, 6, 6, 6], {2}, 4, [7, 2]),
+    ([7, 5, 6, 6, 6], {2, 5}, 4, [7, 5]),
+    ([7, 8, 2, 6, 6], {2}, 3, [7, 8, 2]),
+    ([2, 6, 6], {2}, 1, [2]),
+    ([7, 6], {2}, 0, []),
+)
+
+
+@exercise("as many passes as tokens, the end token kept, and nothing asked after the last one")
+def check_00_loop(answer: Any) -> None:
+    """answer(next_token, prompt_ids, end_ids, max_new_tokens) -> the new token ids, as a list."""
+    if not callable(answer):
+        raise Mistake(f"expected a function, got {type(answer).__name__}")
+    for says, end_ids, limit, want in _LOOPS:
+        model, prompt = _Script(says), list(_PROMPT)
+        got = attempt(_bounded(answer, model, limit), model, prompt, set(end_ids), limit)
+        _judge_loop(got, want, model.asked, f"limit {limit}, end ids {sorted(end_ids)}, model says {says}")
+        if prompt != _PROMPT:
+            raise Mistake(
+                f"your loop changed the caller's prompt from {_PROMPT} to {prompt}; work on a copy: list(prompt_ids)"
+            )
+
+
+def _bounded(answer: Callable[..., Any], model: _Script, limit: int) -> Callable[..., Any]:
+    """The reader's loop, stopped with a sentence when it asks the model without end."""
+
+    def run(_: Any, *rest: Any) -> Any:
+        def next_token(ids: Any) -> int:
+            if len(model.asked) > limit + 20:
+                raise RuntimeError(f"more than {limit + 20} passes with a limit of {limit}: the loop does not stop")
+            return model(ids)
+
+        return answer(next_token, *rest)
+
+    return run
+
+
+def _judge_loop(got: Any, want: list[int], asked: list[list[int]], case: str) -> None:
+    if not isinstance(got, (list, tuple)):
+        raise Mistake(f"expected a list of new ids, got {type(got).__name__}")
+    got = list(got)
+    if got == _PROMPT + want:
+        raise Mistake(f"{case}: you return the prompt as well, {got}; expected only the new ids, {want}")
+    if want and not got and not asked:
+        raise Mistake(
+            f"{case}: no pass was run; the prompt itself holds an end id ({_PROMPT}): look at new tokens only"
+        )
+    if want and got == want[:-1] and len(asked) >= len(want):
+        raise Mistake(
+            f"{case}: you return {got} after {len(asked)} passes, expected {want}: the last pick was paid for and lost"
+        )
+    if len(got) > len(want) and got[: len(want)] == want:
+        raise Mistake(f"{case}: you return {got}, expected {want}: the loop goes on after it should stop")
+    if got != want:
+        raise Mistake(f"{case}: you return {got}, expected {want}")
+    fed = [_PROMPT + want[:n] for n in range(len(asked))]
+    if asked != fed and len(asked) == len(want):
+        number = next(n for n, ids in enumerate(asked) if ids != fed[n])
+        raise Mistake(f"{case}: pass {number + 1} was given {asked[number]}, expected all ids so far, {fed[number]}")
+    if len(asked) != len(want):
+        raise Mistake(f"{case}: {len(asked)} passes for {len(want)} new tokens; the last pass is thrown away")

@@ -1,0 +1,93 @@
+"""Plausible wrong answers to the exercises of chapter 0."""
+
+
+def buggy(next_token, prompt_ids, end_ids, max_new_tokens):
+    ids = list(prompt_ids)
+    token = next_token(ids)
+    while token not in end_ids and len(ids) - len(prompt_ids) < max_new_tokens:
+        ids.append(token)
+        token = next_token(ids)
+    return ids[len(prompt_ids) :]
+
+
+def ignores_the_end(next_token, prompt_ids, end_ids, max_new_tokens):
+    ids = list(prompt_ids)
+    for _ in range(max_new_tokens):
+        ids.append(next_token(ids))
+    return ids[len(prompt_ids) :]
+
+
+def returns_the_prompt(next_token, prompt_ids, end_ids, max_new_tokens):
+    ids = list(prompt_ids)
+    for _ in range(max_new_tokens):
+        ids.append(next_token(ids))
+        if ids[-1] in end_ids:
+            break
+    return ids
+
+
+def drops_the_end_token(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    for _ in range(max_new_tokens):
+        token = next_token([*prompt_ids, *new])
+        if token in end_ids:
+            break
+        new.append(token)
+    return new
+
+
+def never_appends(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    for _ in range(max_new_tokens):
+        new.append(next_token(list(prompt_ids)))
+        if new[-1] in end_ids:
+            break
+    return new
+
+
+def changes_the_prompt(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    while len(new) < max_new_tokens and not (new and new[-1] in end_ids):
+        new.append(next_token(prompt_ids))
+        prompt_ids.append(new[-1])
+    return new
+
+
+def looks_in_the_prompt(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    while len(new) < max_new_tokens and not end_ids & {*prompt_ids, *new}:
+        new.append(next_token([*prompt_ids, *new]))
+    return new
+
+
+def never_stops(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    while True:
+        new.append(next_token([*prompt_ids, *new]))
+        if len(new) == 10**6:
+            return new
+
+
+WRONG = {
+    "check_00_passes": [
+        (lambda p, n: (n + 1, p + n - 1), "there is no pass after it"),
+        (lambda p, n: (p + n, p + n - 1), "read in one pass"),
+        (lambda p, n: (n - 1, p + n - 1), "it gives the first new token"),
+        (lambda p, n: (7, 7), "each pass gives one new token"),
+        (lambda p, n: (n, p + n), "written and never read"),
+        (lambda p, n: (n, n), "reads the whole prompt"),
+        (lambda p, n: (n, sum(p + i for i in range(n))), "when nothing is kept"),
+        (lambda p, n: n, "return (passes, tokens_read)"),
+    ],
+    "check_00_loop": [
+        (buggy, "4 passes for 3 new tokens"),
+        (ignores_the_end, "goes on after it should stop"),
+        (returns_the_prompt, "the prompt as well"),
+        (drops_the_end_token, "after 2 passes, expected [7, 2]: the last pick was paid for and lost"),
+        (never_appends, "expected all ids so far"),
+        (changes_the_prompt, "work on a copy"),
+        (looks_in_the_prompt, "the prompt itself holds an end id"),
+        (never_stops, "the loop does not stop"),
+        (lambda *a: 3, "expected a list"),
+    ],
+}
