@@ -99,16 +99,25 @@ def _draw_pieces(ax: Any, pieces: list[tuple[Run, float, float, float, float]], 
     """One collection for each look; bold frames last, so that no neighbour paints over them."""
     from matplotlib.collections import LineCollection, PolyCollection
 
-    by_look: dict[_Look, list[Any]] = {}
+    # Runs without a hatch can share a collection, whatever their colours; a collection has one hatch and hatch colour.
+    groups: dict[tuple[Any, ...], list[tuple[_Look, Any]]] = {}
     for run, x, y, width, height in pieces:
         corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]
-        by_look.setdefault(_look(run), []).append(corners)
+        shapes = [(_look(run), corners)]
         if run.state == "shared" and run.other is not None:
-            half = _Look(colour(run.other), "white", None, 0.4)
-            by_look.setdefault(half, []).append([corners[1], corners[2], corners[3]])
-    for look, polygons in sorted(by_look.items(), key=lambda item: item[0].width):
-        style = {"facecolors": look.face, "edgecolors": look.edge, "linewidths": look.width}
-        ax.add_collection(PolyCollection(polygons, hatch=look.hatch, **style), autolim=False)
+            shapes.append((_Look(colour(run.other), "white", None, 0.4), corners[1:]))
+        for look, polygon in shapes:
+            key = (look.width > 1, look.hatch or "", look.edge if look.hatch else "")
+            groups.setdefault(key, []).append((look, polygon))
+    for (_, hatch, _), shapes in sorted(groups.items(), key=lambda item: item[0]):
+        looks = [look for look, _ in shapes]
+        style = {
+            "facecolors": [look.face for look in looks],
+            "edgecolors": [look.edge for look in looks],
+            "linewidths": [look.width for look in looks],
+        }
+        polygons = [polygon for _, polygon in shapes]
+        ax.add_collection(PolyCollection(polygons, hatch=hatch or None, **style), autolim=False)
     if cells:
         lines = [[(x + i, y), (x + i, y + height)] for _, x, y, width, height in pieces for i in range(1, int(width))]
         ax.add_collection(LineCollection(lines, colors="#c4c4c4", linewidths=0.5), autolim=False)

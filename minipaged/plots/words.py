@@ -38,10 +38,10 @@ WORDS: dict[str, str] = {
     "00.way.chapter": "ch. {chapters}",
     "00.map.title": "{written} chapters are written, {planned} are planned; an arrow leads to what comes next",
     "00.map.sentence": (
-        "The course has {chapters} chapters, of which {planned} are planned; the longest chain of needs is {chain}."
+        "The course has {chapters} chapters, of which {planned} are planned; the longest way through them is {chain}."
     ),
     "00.map.planned": "planned",
-    "00.map.table.head": "| chapter | what you can do afterwards | needs |",
+    "00.map.table.head": "| chapter | what you can do afterwards | builds on |",
     "00.map.part.0": "what a model\ncomputes",
     "00.map.part.1": "what it\nremembers",
     "00.map.part.2": "memory\nin pages",
@@ -79,8 +79,8 @@ WORDS: dict[str, str] = {
         "{passes} passes wrote {passes} tokens after a prompt of {prompt_tokens}: without a cache they read "
         "{without:,} tokens in all, with one {cached:,}."
     ),
-    "00.read.without": "nothing kept: {tokens:,} tokens read",
-    "00.read.cached": "K and V kept: {tokens:,} tokens read",
+    "00.read.without": "without the cache: {tokens:,} tokens read",
+    "00.read.cached": "with the cache: {tokens:,} tokens read",
     "00.read.x": "position of the token",
     "00.read.y": "pass",
     "00.read.legend.read": "read by this pass",
@@ -115,10 +115,10 @@ WORDS: dict[str, str] = {
     "02.word.id": "token id {id}",
     "02.word.look.up": "row",
     "02.word.embedding": "embedding",
-    "02.word.layers": "layers\n0–{layer}",
+    "02.word.layers": "layers\n0–{last}",
     "02.word.norm": "layer {layer}, norm",
     "02.word.rope": "RoPE",
-    "02.word.heads": "{letter}: {width} numbers = {count} heads of {dim}",
+    "02.word.heads": "{letter}: {width} = {count} heads of {dim}",
     "02.word.q.note": "used in this step, then dropped",
     "02.word.head": "head {head}",
     "02.word.cache": "{letter} cache {shape}",
@@ -144,9 +144,11 @@ WORDS: dict[str, str] = {
     "02.bytes.label": "{shape}   {amount}",
     "02.bytes.title": "K of one layer holds {numbers:,} numbers: {amount} in {dtype}",
     "02.bytes.sentence": (
-        "K of one layer has shape {shape}: {numbers:,} numbers, {amount} in {dtype}; V takes as much again, and q has "
-        "{group} times as many numbers as K."
+        "K of one layer has shape {shape}: {numbers:,} numbers, {amount} in {dtype}; V takes as much again; each KV "
+        "head is read by {readers}."
     ),
+    "02.bytes.reader": "one query head",
+    "02.bytes.readers": "{group} query heads",
     "02.read.label": "{time} ms   ×{ratio}",
     "02.read.axis": "milliseconds to read K and V once (logarithmic)",
     "02.read.title": "{slowest}: {ratio} times the reading time of {base}",
@@ -154,7 +156,141 @@ WORDS: dict[str, str] = {
         "Reading {amount} of K and V once takes: {listed}; {slowest} needs {ratio} times as long as {base}."
     ),
     # 03 attention
+    "03.row.title": "{where}: “{query}” gives {best:.0%} of its row to “{looked}”",
+    "03.row.keys": "keys: who is looked at",
+    "03.row.queries": "queries: who looks",
+    "03.row.share": "share of the lit row, %",
+    "03.row.percent": "{share:.0%}",
+    "03.row.sentence": (
+        "{where}: row {row}, “{query}”, gives {best:.0%} of its look to “{looked}”; the {hidden} tokens after "
+        "it are hidden."
+    ),
+    "03.row.sentence.open": (
+        "{where}, without the mask: row {row}, “{query}”, gives {best:.0%} of its look to “{looked}”, and "
+        "{ahead:.0%} to the {hidden} tokens after it, which are not written yet when this token is read."
+    ),
+    "03.layer.attention": "attention",
+    "03.layer.mlp": "MLP",
+    "03.layer.norm": "RMSNorm",
+    "03.layer.q": "Q",
+    "03.layer.k": "K",
+    "03.layer.v": "V",
+    "03.layer.rope": "RoPE",
+    "03.layer.softmax": "Q·K, mask,\nsoftmax",
+    "03.layer.mix": "shares × V",
+    "03.layer.out": "project",
+    "03.layer.gate": "silu(gate) × up",
+    "03.layer.down": "down",
+    "03.layer.residual": "the residual stream: each part only adds to it",
+    "03.layer.title": "Only the scores join different tokens; everything else works on each token alone",
+    "03.layer.sentence": (
+        "A layer takes [{length}, {hidden}], adds what attention found ({heads} query heads on {kv_heads} KV "
+        "heads), adds what the MLP made of it, and gives back [{length}, {hidden}]."
+    ),
+    "03.exp.model": "largest score",
+    "03.exp.axis": "score s (float16, float32: the largest s whose exp(s) is a finite number)",
+    "03.exp.title": "A real score of {largest:.1f} is past the end of float16's exponentials",
+    "03.exp.sentence": (
+        "exp(s) stays finite up to s = {half:.1f} in float16 and {single:.1f} in float32; the largest score "
+        "in this model on this sentence is {largest:.1f}."
+    ),
+    "03.mask.keys": "key position",
+    "03.mask.queries": "query position",
+    "03.mask.part": "{name}: the rows see {rows} keys",
+    "03.mask.sentence": "{parts}.",
+    "03.groups.grouped": "grouped: head h reads KV head h // {group}",
+    "03.groups.tiled": "tiled (wrong here): head h reads h % {kv_heads}",
+    "03.groups.title": "Neighbours share a KV head; tiling gives {same} of {heads} heads the right one",
+    "03.groups.sentence": (
+        "{heads} query heads share {kv_heads} KV heads in groups of {group} neighbours; tiling would send "
+        "only {same} of them to the right one, with the same shapes and no error."
+    ),
+    "03.rope.clock": "query at {q_at}, key at {k_at}\ndistance {distance}, score {score:.2f}",
+    "03.rope.title": "Both hands turn with the position; the angle between them keeps the distance",
+    "03.rope.sentence": (
+        "At positions {positions} (query, key) the distances are {distances} and the whole scores are {scores}."
+    ),
+    "03.survey.first": "share given to the first token: above half in {over} of {total} heads",
+    "03.survey.previous": "share given to the token before: above half in {over} of {total} heads",
+    "03.survey.head": "head",
+    "03.survey.layer": "layer",
+    "03.survey.title": "Most heads rest on the first token; {previous} of {total} mostly copy from one step back",
+    "03.survey.sentence": (
+        "Of {total} heads, {first} give the first token more than half of their look (mean over all heads "
+        "{mean:.0%}), and {previous} give more than half to the token just before."
+    ),
+    "03.work.part": "{length} tokens: {total} scores",
+    "03.work.title": "{times:.0f} times the tokens, {ratio:.1f} times the scores",
+    "03.work.sentence": (
+        "Each new token adds one row as long as the text so far: {few} scores for {length} tokens, {many} for "
+        "{other}, {ratio:.1f} times as many for {times:.0f} times the length."
+    ),
     # 04 naive KV cache
+    "04.pass.without": "Without a cache: {rows} tokens go through",
+    "04.pass.with": "With a cache: only {rows}",
+    "04.pass.now": "computed for the first time",
+    "04.pass.again": "computed once more",
+    "04.pass.read": "read from the cache",
+    "04.pass.old": "not needed any more",
+    "04.pass.kept": "read from the cache",
+    "04.pass.gone": "old rows: done,\nno Q needed",
+    "04.pass.sentence": (
+        "Of {n} tokens, {new} new: without a cache {n} rows go through every layer, {again} of them once more, and "
+        "{cells} scores are computed; with a cache {new} and {few}, and the K and V of {held} tokens are read."
+    ),
+    "04.rows.before": "{n} tokens",
+    "04.rows.after": "{n} tokens: the old rows again, one new",
+    "04.rows.same": "came out the same",
+    "04.rows.differ": "changed",
+    "04.rows.sentence": (
+        "Attention of {where}: when one more token is fed, the first {n} rows {same} and one row is new."
+    ),
+    "04.cost.title": "At {n} tokens a step without a cache costs {ratio:.0f} times as much",
+    "04.cost.without": "without a cache",
+    "04.cost.with": "with a cache",
+    "04.cost.x": "tokens so far",
+    "04.cost.sentence": "At {n} tokens, a step without a cache costs {ratio:.0f} times a step with one.",
+    "04.caches.left": "Concatenation copied {ratio:.0f} times what it holds",
+    "04.caches.right": "{share:.0%} of the reserved slots stay empty",
+    "04.caches.copied": "copied so far",
+    "04.caches.held": "held",
+    "04.caches.x": "tokens in the cache",
+    "04.caches.slots": "slots",
+    "04.caches.concat": "grown by concatenation",
+    "04.caches.preallocated": "preallocated",
+    "04.caches.sentence": (
+        "With {tokens} tokens, concatenation holds {held:.1f} MiB and has copied {copied:.1f} MiB on the way; "
+        "preallocation copied nothing and keeps {wasted} of {max_len} slots empty."
+    ),
+    "04.mask.wrong": "Wrong: square, aligned top-left",
+    "04.mask.right": "Right: aligned bottom-right",
+    "04.mask.held": "{n} in the cache",
+    "04.mask.new": "{n} new",
+    "04.mask.sentence": (
+        "{new} new tokens behind {held} in the cache: the first new one may see {first} keys; "
+        "a square mask hides {lost} pairs that belong to them."
+    ),
+    "04.batch.title": "{rows} times the rows, {ratio:.1f} times the time",
+    "04.batch.x": "rows in the batch (each gets one new token)",
+    "04.batch.y": "time of a step",
+    "04.batch.measured": "measured: one pass for all rows",
+    "04.batch.one_by_one": "one pass for each row",
+    "04.batch.sentence": (
+        "A step with {rows} rows takes {ratio:.1f} times as long as one with {first}; "
+        "one by one it would be {rows} times."
+    ),
+    "04.roof.title": "{name}, {about}: the weights are {bound}",
+    "04.roof.ridge": "ridge: {ridge:.0f}",
+    "04.roof.memory": "memory-bound",
+    "04.roof.compute": "compute-bound",
+    "04.roof.linear": "weights: {intensity:.3g}",
+    "04.roof.attention": "attention over the cache: {intensity:.3g}",
+    "04.roof.said.linear": "the weights are {bound}, at {intensity:.3g} FLOPs per byte, and need {ms:.3g} ms at least;",
+    "04.roof.said.attention": "attention is {bound}, at {intensity:.3g}, and needs {ms:.3g} ms at least.",
+    "04.roof.tflops": "{n:g}",
+    "04.roof.x": "FLOPs per byte read from memory",
+    "04.roof.y": "TFLOPS within reach",
+    "04.roof.sentence": "{name}, {about}: {said}",
     # 05 KV cache size
     # 06 fragmentation
     "06.step": "step",
@@ -216,8 +352,7 @@ WORDS: dict[str, str] = {
     "06.batched.axis": "requests running at once, mean",
     "06.batched.title": "{last} runs {high:.1f} at once, {first} {low:.1f}: {ratio:.1f} times as many",
     "06.batched.sentence": (
-        "In the same memory {first} runs {low:.1f} requests at once and {last} {high:.1f}, {ratio:.1f} times "
-        "as many."
+        "In the same memory {first} runs {low:.1f} requests at once and {last} {high:.1f}, {ratio:.1f} times as many."
     ),
     "06.whatif.row": "{name}\n{n:.1f} at once",
     "06.whatif.each": "{name} {tokens:.0f} % with {n:.1f} running",
@@ -230,6 +365,71 @@ WORDS: dict[str, str] = {
         "The padded batch has {cells} places, {empty} of them empty; packed, the same tokens need {total}."
     ),
     # 07 paged KV cache
+    "07.two.title": "One idea, two memories: the table says where each piece really lies",
+    "07.two.os": "Operating system",
+    "07.two.os.sees": "a process:\npages of bytes",
+    "07.two.os.table": "page\ntable",
+    "07.two.os.lies": "memory:\nframes",
+    "07.two.kv": "Paged KV cache",
+    "07.two.kv.sees": "a request:\nblocks of tokens",
+    "07.two.kv.table": "block\ntable",
+    "07.two.kv.lies": "the pool:\nphysical blocks",
+    "07.two.sentence": (
+        "On both sides the owner sees {n} pieces in a row, 0 to {n} without gaps, and the table {table} says in which "
+        "pieces of the real memory they lie, in any order; only the last piece is part empty."
+    ),
+    "07.reserved.title": "The same {tokens} tokens: {max:,} empty slots, or {paged}",
+    "07.reserved.max": "reserved for the longest request: {n:,} slots, {empty:,} empty",
+    "07.reserved.blocks": "blocks of {size}: {blocks} block, {n} slots, {empty} empty",
+    "07.reserved.zoom": "the block, enlarged",
+    "07.reserved.sentence": (
+        "{tokens} tokens leave {max:,} of {reserved:,} reserved slots empty; in blocks they hold {held} slots, of which "
+        "{paged} are empty."
+    ),
+    "07.poured.title": "{tokens} tokens fill {blocks} blocks of {size}; {empty} slots are empty",
+    "07.poured.pool": "the pool: {n} blocks",
+    "07.poured.table": "block table",
+    "07.poured.sentence": (
+        "The sequence has {tokens} tokens in {blocks} blocks of {size}, block table {table}; {empty} slots of its last "
+        "block are empty, and {free} of the pool's {pool} blocks are free."
+    ),
+    "07.poured.lit": (
+        " Position {position} is in logical block {row} at offset {offset}: physical block {block}, slot {slot}."
+    ),
+    "07.pool.title": "{n} sequences hold {held} of {pool} blocks; {empty} of their slots are empty",
+    "07.pool.used": "a token's K and V",
+    "07.pool.reserved": "empty slot of a last block",
+    "07.pool.free": "free block",
+    "07.pool.sentence": (
+        "{n} sequences with {tokens} tokens hold {held} of {pool} blocks; {empty} slots at the ends of their last blocks "
+        "are empty, and {free} blocks are free for anybody."
+    ),
+    "07.layer.title": "{tokens} tokens of one sequence, far apart in one layer's pool of {mib:.1f} MiB",
+    "07.layer.block": "block {block}: tokens {first} to {last}",
+    "07.layer.sentence": (
+        "One layer's pool of {n} blocks is {mib:.1f} MiB; the table {table} finds the sequence's {tokens} tokens in it."
+    ),
+    "07.sizes.title": "Small blocks waste little, large blocks need short tables; {chosen} keeps {at:.1f} %",
+    "07.sizes.percent": "slots that hold a token, % of the pool",
+    "07.sizes.entries": "block table entries of a request",
+    "07.sizes.axis": "block size, in tokens",
+    "07.sizes.sentence": (
+        "From blocks of {first} to blocks of {last} the share of slots that hold a token falls from {high:.1f} to "
+        "{low:.1f} %; blocks of {chosen} keep {at:.1f} % with {entries:.1f} table entries a request, instead of {most:.0f}."
+    ),
+    "07.empty.title": "0 to {most} slots of a last block are empty, all about equally often: {mean:.2f} on average",
+    "07.empty.axis": "empty slots in the last block",
+    "07.empty.percent": "% of all moments",
+    "07.empty.sentence": (
+        "Over all moments of all requests the last block of {size} slots has {mean:.2f} empty ones on average; "
+        "(B - 1) / 2 = {half}."
+    ),
+    "07.expected.title": "Requests of {tokens} tokens in blocks of {size}: {percent:.1f} % of their slots used",
+    "07.expected.axis": "slots used, %",
+    "07.expected.sentence": (
+        "A request of {tokens} tokens in blocks of {size} has {empty} empty slots on average, so {percent:.1f} % of its "
+        "slots are used; its block table has about {entries} entries."
+    ),
 }
 
 

@@ -11,14 +11,35 @@ WORDS: dict[str, str] = {
     # 00 start here
     "00.passes.question": "question",
     "00.passes.step": "passes so far",
-    "00.passes.cache": "keep K and V (cache)",
+    "00.passes.cache": "with the cache",
     "00.passes.above": "Press play, or move the slider: one step is one pass of the model.",
     # 01 autoregressive decoding
     # 02 tensor shapes
+    "02.memory.layout": "layout",
+    "02.memory.view": "K as a view of k_proj",
+    "02.memory.copy": "K copied for the cache",
+    "02.memory.head": "head",
+    "02.memory.token": "token",
+    "02.memory.number": "number",
+    "02.shapes.batch": "batch",
+    "02.shapes.length": "length (tokens)",
+    "02.shapes.heads": "query heads",
+    "02.shapes.kv_heads": "KV heads",
+    "02.shapes.head_dim": "head_dim",
+    "02.shapes.dtype": "dtype",
+    "02.shapes.uneven": "{heads} query heads cannot form equal groups for {kv_heads} KV heads; choose {fitting}.",
     # 03 attention
     # 04 naive KV cache
     # 05 KV cache size
     # 06 fragmentation
+    "06.player.step": "step",
+    "06.player.allocator": "allocator",
+    "06.player.play": "play",
+    "06.whatif.prompt": "mean prompt",
+    "06.whatif.output": "mean output",
+    "06.whatif.spread": "spread (std / mean)",
+    "06.whatif.max_len": "maximum length",
+    "06.whatif.pool": "pool, slots",
     # 07 paged KV cache
 }
 
