@@ -1,0 +1,103 @@
+"""Plausible wrong answers of chapter 6, and words their messages must hold."""
+
+from __future__ import annotations
+
+from minipaged.exercises.ch06 import KINDS, five_requests, serve
+
+
+def _swapped(slot, written, needed, capacity):
+    names = ("token", "internal", "reserved", "external")
+    return names[sum(slot >= mark for mark in (written, needed, capacity))]
+
+
+def _one_off(slot, written, needed, capacity):
+    return KINDS[sum(slot > mark for mark in (written, needed, capacity))]
+
+
+def _no_external(slot, written, needed, capacity):
+    return KINDS[min(2, sum(slot >= mark for mark in (written, needed, capacity)))]
+
+
+def _only_two(slot, written, needed, capacity):
+    return "token" if slot < written else "reserved"
+
+
+RIGHT = five_requests()
+
+
+def _best_fit(holes, length):
+    fitting = [hole for hole in holes if hole[1] >= length]
+    if not fitting:
+        return None
+    start, size = min(fitting, key=lambda hole: hole[1])
+    return start, [h for h in [(start + length, size - length) if h == (start, size) else h for h in holes] if h[1]]
+
+
+def _first_fit(holes, length, *, strict=False, keep_empty=False, shrink=True):
+    for i, (start, size) in enumerate(holes):
+        if size > length or (size == length and not strict):
+            rest = [(start + length, size - length)] if size > length or keep_empty else []
+            return start, holes[:i] + (rest if shrink else [(start, size)]) + holes[i + 1 :]
+    return None
+
+
+def _by_the_sum(holes, length):
+    return (holes[0][0], holes[1:]) if sum(size for _, size in holes) >= length > 8 else _first_fit(holes, length)
+
+
+def _stands_still(sizes, pool):
+    served, waiting = [], list(sizes)
+    for _ in range(50):
+        free = pool
+        while waiting and waiting[0] <= free:
+            free -= waiting[0]
+            served.append(waiting.pop(0))
+    return served, []
+
+
+def _refuses_who_waits(sizes, pool):
+    served, refused, free = [], [], pool
+    for size in sizes:
+        if size <= free:
+            served.append(size)
+            free -= size
+        else:
+            refused.append(size)
+    return served, refused
+
+
+def _overtakes(sizes, pool):
+    served, refused = serve(sizes, pool)
+    return sorted(served), refused
+
+
+WRONG = {
+    "check_06_which_waste": [
+        (_swapped, "so it is reserved and not internal"),
+        (_one_off, "slots count from 0"),
+        (_no_external, "'external'"),
+        (_only_two, "'internal'"),
+        (lambda *a: "free", "the names are"),
+    ],
+    "check_06_five_requests": [
+        ({**RIGHT, "idle": RIGHT["external"], "external": 0}, "no free slot is idle"),
+        ({**RIGHT, "reserved": 0, "internal": RIGHT["internal"] + RIGHT["reserved"]}, "holds the reserved slots too"),
+        ({**RIGHT, "external": RIGHT["external"] - 1}, "add up to"),
+        ({**RIGHT, "tokens": 147}, "add prompt and output written so far"),
+        ({**RIGHT, "reserved": 1}, "output minus output written"),
+        ({"tokens": 1}, "dictionary"),
+    ],
+    "check_06_first_fit": [
+        (_best_fit, "the first hole that fits starts at 8"),
+        (lambda h, n: _first_fit(h, n, strict=True), "exactly that length fits"),
+        (lambda h, n: _first_fit(h, n, keep_empty=True), "a hole of 0 slots"),
+        (lambda h, n: _first_fit(h, n, shrink=False), "afterwards the holes are"),
+        (_by_the_sum, "no hole is that long"),
+    ],
+    "check_06_queue": [
+        (_stands_still, "the queue stands still"),
+        (_refuses_who_waits, "only had to wait"),
+        (_overtakes, "nobody overtakes"),
+        (lambda s, p: (serve(s, p)[0], []), "must not vanish"),
+    ],
+}
