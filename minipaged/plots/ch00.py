@@ -199,7 +199,13 @@ def _candidate_bars(ax: Any, x: float, y: float, candidates: Sequence[tuple[str,
         _box(ax, x + 0.5, y - row * 0.22, 0.85 * probability, 0.13, edge="black", fill=fill, hatch=hatch, line=0.8)
         ax.text(x + 0.45, y + 0.06 - row * 0.22, _shown(piece), ha="right", va="center", fontsize=7.5)
         end = x + 0.54 + 0.85 * probability
-        ax.text(end, y + 0.06 - row * 0.22, f"{probability:.2f}", va="center", fontsize=7)
+        ax.text(
+            end,
+            y + 0.06 - row * 0.22,
+            f"{probability:.2f}" if probability >= 0.005 else "< 0.01",
+            va="center",
+            fontsize=7,
+        )
 
 
 def _way_arrows(ax: Any) -> None:

@@ -101,6 +101,71 @@ WORDS: dict[str, str] = {
         "After {passes} passes there are {passes} new tokens, and {read:,} tokens were read; the text is “{text}”."
     ),
     # 01 autoregressive decoding
+    "01.tokens.parts": "{n} parts",
+    "01.tokens.tokens": "{n} token ids",
+    "01.tokens.bytes": "{n} bytes",
+    "01.tokens.title": "{parts} parts, {bytes} bytes, {tokens} tokens: {split} of the parts are cut by a token",
+    "01.tokens.sentence": (
+        "The text has {parts} parts and {bytes} bytes; it becomes {tokens} tokens, and {split} of the {parts} parts "
+        "are made of more than one token."
+    ),
+    "01.bars.kept": "after: what is drawn from",
+    "01.bars.cut": "cut away",
+    "01.bars.before": "before: the model's own",
+    "01.bars.out": "cut",
+    "01.bars.axis": "probability   ({rest:,} more kept tokens are not shown; they share {mass:.3f})",
+    "01.bars.title": "{kept:,} of {vocab:,} tokens stay; {lost:.1%} of the mass was cut away",
+    "01.bars.prompt": "after “{prompt}”",
+    "01.bars.sentence": (
+        "{kept:,} of {vocab:,} tokens can still be drawn, and {lost:.1%} of the model's probability was cut away; the "
+        "most probable token, “{top}”, went from {p_before:.3f} to {p_after:.3f}."
+    ),
+    "01.mass.x": "number of tokens kept, most probable first (logarithmic)",
+    "01.mass.y": "mass they hold together",
+    "01.mass.wrong": "{percent:g} % of the vocabulary\nwould be {share:,} tokens",
+    "01.mass.title": "A mass of {p:g} is reached after {first:,} tokens here and {second:,} there",
+    "01.mass.sentence": (
+        "Top-p {p:g} keeps {first:,} tokens after the first prompt and {second:,} after the second, of {vocab:,}; that "
+        "share of the vocabulary would be {share:,} tokens, and top-p keeps it in neither."
+    ),
+    "01.strips.row": "{n} texts of {length}",
+    "01.strips.sum": "sum {total:.3f}",
+    "01.strips.title": "Every row is full: {counts} continuations, and each row adds up to 1",
+    "01.strips.sentence": (
+        "Rows of {counts} continuations each share one strip of length 1: a longer text only divides the place of its "
+        "beginning."
+    ),
+    "01.product.y": "probability so far",
+    "01.product.title": "{n} factors below 1: the whole text has probability {total}",
+    "01.product.sentence": (
+        "The product of {n} conditional probabilities is {total}; the smallest factor, {least_p:.2g}, is the one of "
+        "“{least}”."
+    ),
+    "01.dart.title": "The dart at {dart:.3f} lands on “{name}”, which holds {p:.1%} of the strip",
+    "01.dart.sentence": (
+        "The dart at {dart:.3f} lands on “{name}”, whose part of the strip goes from {left:.3f} to {right:.3f}."
+    ),
+    "01.frequencies.drawn": "drawn",
+    "01.frequencies.promised": "promised, ± 2 standard deviations",
+    "01.frequencies.y": "times drawn",
+    "01.frequencies.title": "{draws:,} draws: {inside} of {n} counts lie where chance allows",
+    "01.frequencies.sentence": (
+        "Of {n} tokens drawn {draws:,} times in all, {inside} were drawn as often as their probability promises, within "
+        "two standard deviations."
+    ),
+    "01.end.y": "probability of the end token",
+    "01.end.title": "The end is a token too: its probability jumps to {last:.2f} when the answer is complete",
+    "01.end.sentence": (
+        "Over {n} steps the end token's probability stays at or below {most}, and at the last step it is {last:.2f}."
+    ),
+    "01.dependence.before": "before: equal",
+    "01.dependence.changed": "the changed token",
+    "01.dependence.y": "distance between the\ntwo predictions",
+    "01.dependence.title": "One changed token: nothing before it moves, all {later} predictions from it on do",
+    "01.dependence.sentence": (
+        "The {before} predictions before the changed token are equal; the {later} from it on differ, by {least:.2f} to "
+        "{most:.2f} in total variation."
+    ),
     # 02 tensor shapes
     "02.ranks.rank": "rank {rank}",
     "02.ranks.title": "Rank counts the axes: {length} numbers in a row are still rank 1",
@@ -159,7 +224,7 @@ WORDS: dict[str, str] = {
     "03.row.title": "{where}: “{query}” gives {best:.0%} of its row to “{looked}”",
     "03.row.keys": "keys: who is looked at",
     "03.row.queries": "queries: who looks",
-    "03.row.share": "share of the lit row, %",
+    "03.row.share": "lit row, %",
     "03.row.percent": "{share:.0%}",
     "03.row.sentence": (
         "{where}: row {row}, “{query}”, gives {best:.0%} of its look to “{looked}”; the {hidden} tokens after "
@@ -208,7 +273,8 @@ WORDS: dict[str, str] = {
     "03.rope.clock": "query at {q_at}, key at {k_at}\ndistance {distance}, score {score:.2f}",
     "03.rope.title": "Both hands turn with the position; the angle between them keeps the distance",
     "03.rope.sentence": (
-        "At positions {positions} (query, key) the distances are {distances} and the whole scores are {scores}."
+        "At positions {positions} (query, key) the distances are {distances} and the whole scores are "
+        "{scores}."
     ),
     "03.survey.first": "share given to the first token: above half in {over} of {total} heads",
     "03.survey.previous": "share given to the token before: above half in {over} of {total} heads",
@@ -291,6 +357,21 @@ WORDS: dict[str, str] = {
     "04.roof.x": "FLOPs per byte read from memory",
     "04.roof.y": "TFLOPS within reach",
     "04.roof.sentence": "{name}, {about}: {said}",
+    "04.step.title": "{gpu}, batch {batch}: the weights are {bound}",
+    "04.step.flops": "without a cache: {total:,.1f} GFLOP",
+    "04.step.flops.first": "new: {n:,.1f}",
+    "04.step.flops.second": "computed once more: {share:.1%}",
+    "04.step.bytes": "with a cache: {total:,.2f} GiB read",
+    "04.step.bytes.first": "weights: {n:,.2f}",
+    "04.step.bytes.second": "K and V: {n:,.2f}",
+    "04.step.time": "with a cache: {total:,.2f} ms at least",
+    "04.step.time.first": "weights: {n:,.2f}",
+    "04.step.time.second": "attention: {n:,.2f}",
+    "04.step.sentence": (
+        "{model} on a {gpu}, {batch} rows of {held} tokens: a step with a cache computes {gflop:,.1f} GFLOP and reads "
+        "{gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the work would "
+        "be recomputation. Weights: {linear}. Attention: {attention}."
+    ),
     # 05 KV cache size
     # 06 fragmentation
     "06.step": "step",
@@ -375,16 +456,16 @@ WORDS: dict[str, str] = {
     "07.two.kv.table": "block\ntable",
     "07.two.kv.lies": "the pool:\nphysical blocks",
     "07.two.sentence": (
-        "On both sides the owner sees {n} pieces in a row, 0 to {n} without gaps, and the table {table} says in which "
-        "pieces of the real memory they lie, in any order; only the last piece is part empty."
+        "On both sides the owner sees {n} pieces in a row, and the table {table} says in which pieces of the real memory "
+        "they lie, in any order; only the last piece is part empty."
     ),
     "07.reserved.title": "The same {tokens} tokens: {max:,} empty slots, or {paged}",
     "07.reserved.max": "reserved for the longest request: {n:,} slots, {empty:,} empty",
     "07.reserved.blocks": "blocks of {size}: {blocks} block, {n} slots, {empty} empty",
     "07.reserved.zoom": "the block, enlarged",
     "07.reserved.sentence": (
-        "{tokens} tokens leave {max:,} of {reserved:,} reserved slots empty; in blocks they hold {held} slots, of which "
-        "{paged} are empty."
+        "{tokens} tokens leave {max:,} of {reserved:,} reserved slots empty; in blocks they hold {held} slots, and "
+        "{paged} of these are empty."
     ),
     "07.poured.title": "{tokens} tokens fill {blocks} blocks of {size}; {empty} slots are empty",
     "07.poured.pool": "the pool: {n} blocks",
@@ -401,8 +482,8 @@ WORDS: dict[str, str] = {
     "07.pool.reserved": "empty slot of a last block",
     "07.pool.free": "free block",
     "07.pool.sentence": (
-        "{n} sequences with {tokens} tokens hold {held} of {pool} blocks; {empty} slots at the ends of their last blocks "
-        "are empty, and {free} blocks are free for anybody."
+        "{n} sequences with {tokens} tokens hold {held} of {pool} blocks; {empty} slots of their last blocks are empty, "
+        "and {free} blocks are free for anybody."
     ),
     "07.layer.title": "{tokens} tokens of one sequence, far apart in one layer's pool of {mib:.1f} MiB",
     "07.layer.block": "block {block}: tokens {first} to {last}",
@@ -415,9 +496,10 @@ WORDS: dict[str, str] = {
     "07.sizes.axis": "block size, in tokens",
     "07.sizes.sentence": (
         "From blocks of {first} to blocks of {last} the share of slots that hold a token falls from {high:.1f} to "
-        "{low:.1f} %; blocks of {chosen} keep {at:.1f} % with {entries:.1f} table entries a request, instead of {most:.0f}."
+        "{low:.1f} %; blocks of {chosen} keep {at:.1f} % with {entries:.1f} table entries a request, where blocks of "
+        "{first} need {most:.0f}."
     ),
-    "07.empty.title": "0 to {most} slots of a last block are empty, all about equally often: {mean:.2f} on average",
+    "07.empty.title": "A last block has {mean:.2f} empty slots on average; 0 to {most} are equally likely",
     "07.empty.axis": "empty slots in the last block",
     "07.empty.percent": "% of all moments",
     "07.empty.sentence": (
@@ -427,7 +509,7 @@ WORDS: dict[str, str] = {
     "07.expected.title": "Requests of {tokens} tokens in blocks of {size}: {percent:.1f} % of their slots used",
     "07.expected.axis": "slots used, %",
     "07.expected.sentence": (
-        "A request of {tokens} tokens in blocks of {size} has {empty} empty slots on average, so {percent:.1f} % of its "
+        "A request of {tokens} tokens in blocks of {size} has {empty} empty slots on average: {percent:.1f} % of its "
         "slots are used; its block table has about {entries} entries."
     ),
 }

@@ -30,6 +30,12 @@ WORDS: dict[str, str] = {
     "02.shapes.uneven": "{heads} query heads cannot form equal groups for {kv_heads} KV heads; choose {fitting}.",
     # 03 attention
     # 04 naive KV cache
+    "04.pass.length": "tokens so far",
+    "04.pass.new": "new in this pass",
+    "04.step.model": "model",
+    "04.step.gpu": "GPU",
+    "04.step.held": "tokens per row",
+    "04.step.batch": "rows in the batch",
     # 05 KV cache size
     # 06 fragmentation
     "06.player.step": "step",
@@ -41,6 +47,15 @@ WORDS: dict[str, str] = {
     "06.whatif.max_len": "maximum length",
     "06.whatif.pool": "pool, slots",
     # 07 paged KV cache
+    "07.pour.above": (
+        "Sequence A is yours. Sequence B is a neighbour in the same pool. The bold frame follows A's newest token."
+    ),
+    "07.pour.text": "A's prompt",
+    "07.pour.steps": "tokens generated",
+    "07.pour.free": "B ends half-way",
+    "07.pour.order": "deal the blocks anew",
+    "07.choose.tokens": "tokens of a request",
+    "07.choose.size": "block size",
 }
 
 
