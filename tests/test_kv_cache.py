@@ -355,7 +355,9 @@ def test_counted_flops_are_those_that_torch_counts(family, new, held, batch_size
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # others hide their FLOPs
         prefill(model, tiny_ids(new, batch_size), cache)
     shape = DecoderShape.from_config(model.config)
-    assert counter.get_total_flops() == pass_flops(shape, new, held, num_logits=new, batch_size=batch_size).total
+    by_hand = pass_flops(shape, new, held, num_logits=new, batch_size=batch_size).total
+    angles = shape.head_dim * new  # older versions of transformers compute the RoPE angles as a product of matrices
+    assert counter.get_total_flops() - by_hand in (0, angles)
 
 
 def test_the_shape_counts_the_weights_of_the_real_model(course_model):

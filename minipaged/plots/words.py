@@ -368,9 +368,9 @@ WORDS: dict[str, str] = {
     "04.step.time.first": "weights: {n:,.2f}",
     "04.step.time.second": "attention: {n:,.2f}",
     "04.step.sentence": (
-        "{model} on a {gpu}, {batch} rows of {held} tokens: a step with a cache computes {gflop:,.1f} GFLOP and reads "
-        "{gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the work would "
-        "be recomputation. Weights: {linear}. Attention: {attention}."
+        "{model} on {gpu}, {batch} rows of {held} tokens: a step with a cache computes {gflop:,.1f} GFLOP and reads "
+        "{gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the work "
+        "would be recomputation. Weights: {linear}. Attention: {attention}."
     ),
     # 05 KV cache size
     # 06 fragmentation
@@ -456,8 +456,8 @@ WORDS: dict[str, str] = {
     "07.two.kv.table": "block\ntable",
     "07.two.kv.lies": "the pool:\nphysical blocks",
     "07.two.sentence": (
-        "On both sides the owner sees {n} pieces in a row, and the table {table} says in which pieces of the real memory "
-        "they lie, in any order; only the last piece is part empty."
+        "On both sides the owner sees {n} pieces in a row, and the table {table} says in which pieces of the real "
+        "memory they lie, in any order; only the last piece is part empty."
     ),
     "07.reserved.title": "The same {tokens} tokens: {max:,} empty slots, or {paged}",
     "07.reserved.max": "reserved for the longest request: {n:,} slots, {empty:,} empty",
@@ -467,12 +467,18 @@ WORDS: dict[str, str] = {
         "{tokens} tokens leave {max:,} of {reserved:,} reserved slots empty; in blocks they hold {held} slots, and "
         "{paged} of these are empty."
     ),
-    "07.poured.title": "{tokens} tokens fill {blocks} blocks of {size}; {empty} slots are empty",
+    "07.count.token.one": "{n} token",
+    "07.count.token.many": "{n} tokens",
+    "07.count.block.one": "{n} block",
+    "07.count.block.many": "{n} blocks",
+    "07.count.empty.one": "{n} empty slot",
+    "07.count.empty.many": "{n} empty slots",
+    "07.poured.title": "{tokens} in {blocks} of {size}, {empty}",
     "07.poured.pool": "the pool: {n} blocks",
     "07.poured.table": "block table",
     "07.poured.sentence": (
-        "The sequence has {tokens} tokens in {blocks} blocks of {size}, block table {table}; {empty} slots of its last "
-        "block are empty, and {free} of the pool's {pool} blocks are free."
+        "The sequence has {tokens} in {blocks} of {size}, block table {table}; its last block has {empty}, and {free} of "
+        "the pool's {pool} blocks are free."
     ),
     "07.poured.lit": (
         " Position {position} is in logical block {row} at offset {offset}: physical block {block}, slot {slot}."
@@ -482,8 +488,8 @@ WORDS: dict[str, str] = {
     "07.pool.reserved": "empty slot of a last block",
     "07.pool.free": "free block",
     "07.pool.sentence": (
-        "{n} sequences with {tokens} tokens hold {held} of {pool} blocks; {empty} slots of their last blocks are empty, "
-        "and {free} blocks are free for anybody."
+        "{n} sequences with {tokens} tokens hold {held} of {pool} blocks; {empty} slots of their last blocks are "
+        "empty, and {free} blocks are free for anybody."
     ),
     "07.layer.title": "{tokens} tokens of one sequence, far apart in one layer's pool of {mib:.1f} MiB",
     "07.layer.block": "block {block}: tokens {first} to {last}",
