@@ -150,8 +150,8 @@ WORDS: dict[str, str] = {
     "01.frequencies.y": "times drawn",
     "01.frequencies.title": "{draws:,} draws: {inside} of {n} counts lie where chance allows",
     "01.frequencies.sentence": (
-        "Of {n} tokens drawn {draws:,} times in all, {inside} were drawn as often as their probability promises, within "
-        "two standard deviations."
+        "Of {n} tokens drawn {draws:,} times in all, {inside} were drawn as often as their probability promises, "
+        "within two standard deviations."
     ),
     "01.end.y": "probability of the end token",
     "01.end.title": "The end is a token too: its probability jumps to {last:.2f} when the answer is complete",

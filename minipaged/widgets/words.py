@@ -14,6 +14,14 @@ WORDS: dict[str, str] = {
     "00.passes.cache": "with the cache",
     "00.passes.above": "Press play, or move the slider: one step is one pass of the model.",
     # 01 autoregressive decoding
+    "01.any.prompt": "prompt",
+    "01.any.temperature": "temperature",
+    "01.bars.top_k": "top-k (0: off)",
+    "01.bars.top_p": "top-p (1: off)",
+    "01.bars.min_p": "min-p (0: off)",
+    "01.bars.above": "The outline is the model's own distribution; the solid bar is what a token is drawn from.",
+    "01.dart.dart": "dart",
+    "01.dart.above": "The {keep} most probable tokens, in the order of their ids, share a strip of length 1. Throw.",
     # 02 tensor shapes
     "02.memory.layout": "layout",
     "02.memory.view": "K as a view of k_proj",
@@ -29,6 +37,14 @@ WORDS: dict[str, str] = {
     "02.shapes.dtype": "dtype",
     "02.shapes.uneven": "{heads} query heads cannot form equal groups for {kv_heads} KV heads; choose {fitting}.",
     # 03 attention
+    "03.explorer.where": "Layer {layer}, head {head}",
+    "03.explorer.token": "token that looks",
+    "03.explorer.layer": "layer",
+    "03.explorer.head": "head",
+    "03.explorer.mask": "hide the future (causal mask)",
+    "03.rope.shift": "move both by",
+    "03.rope.distance": "distance",
+    "03.rope.pair": "pair of numbers shown",
     # 04 naive KV cache
     "04.pass.length": "tokens so far",
     "04.pass.new": "new in this pass",
