@@ -1,0 +1,349 @@
+"""Chapter 8. Attention over K and V that lie in scattered blocks: the same numbers, read through a table.
+
+    query rows, packed     [ a9 | b0 b1 b2 | c40 ]     a and c decode one token each, b is a chunk of a prompt
+    cu_seqlens_q           [ 0    1          4    5 ]
+    block table of a       [ 5, 100, 888 ]             a's token 20 lies in block 100, slot 4 of it
+
+No row is padded and nothing is approximated: softmax does not care where a score came from. Three backends give the
+same result. `reference` gathers one sequence at a time and calls chapter 3's attention. `torch` gathers all decoding
+sequences of a step at once. `triton` (chapter 9) gathers nothing: each program walks its block table.
+
+What all layers of a step share (which slots are read) is worked out once, in a `PagedBatch`.
+Left out: writing K and V (chapter 7) and running a model (`model_runner.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from minipaged.attention import attention, attention_scores, causal_mask, group_heads, masked_softmax
+from minipaged.errors import InvalidInputError
+
+BACKENDS = ("auto", "reference", "torch", "triton")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One sequence's part of a step: its query rows are the last `q_len` of its `seq_len` tokens."""
+
+    index: int  # which sequence of the batch
+    first_row: int  # its first query row
+    q_len: int
+    seq_len: int
+
+    @property
+    def rows(self) -> slice:
+        """Its rows of the packed queries."""
+        return slice(self.first_row, self.first_row + self.q_len)
+
+
+class PagedBatch:
+    """Who reads which slots in one step; the same for every layer, so it is built once.
+
+    Args:
+        block_tables: [num_seqs, max_blocks] int32 on the device, padded with -1; or lists of block numbers.
+        seq_lens: tokens of each sequence, those of this step included.
+        cu_seqlens_q: [num_seqs + 1], where each sequence's query rows begin, and their total.
+        block_size: slots in a block.
+        device: where the queries are.
+        num_blocks: blocks in the pool; given, everything is checked here, on the host, before any kernel runs.
+
+    Raises:
+        InvalidInputError: lengths that do not fit each other or the tables; it names the sequence.
+    """
+
+    def __init__(
+        self,
+        block_tables: torch.Tensor | Sequence[Sequence[int]],
+        seq_lens: torch.Tensor | Sequence[int],
+        cu_seqlens_q: torch.Tensor | Sequence[int],
+        block_size: int,
+        device: torch.device | str,
+        num_blocks: int | None = None,
+    ) -> None:
+        starts, lens = _host(cu_seqlens_q), _host(seq_lens)
+        if num_blocks is not None:
+            _check_batch(_host(block_tables), lens, starts, block_size, num_blocks)
+        self.block_size, self.device = block_size, torch.device(device)
+        self.num_seqs, self.num_tokens = len(lens), starts[-1]
+        self.block_tables = _padded(block_tables, self.device)  # [num_seqs, max_blocks] int32
+        self.seq_lens = torch.tensor(lens, dtype=torch.int32, device=self.device)  # [num_seqs]
+        self.cu_seqlens_q = torch.tensor(starts, dtype=torch.int32, device=self.device)  # [num_seqs + 1]
+        parts = [Chunk(i, a, b - a, n) for i, (a, b, n) in enumerate(zip(starts[:-1], starts[1:], lens, strict=True))]
+        self.chunks = [part for part in parts if part.q_len > 1]
+        self.decodes = [part for part in parts if part.q_len == 1]
+        self.max_q_len = max((part.q_len for part in parts), default=0)
+        self.max_seq_len = max(lens, default=0)
+        self._decode_reads: dict[int | None, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
+        self._chunk_reads: dict[tuple[int, int | None], torch.Tensor] = {}
+
+    def slots(self, index: int, start: int, stop: int) -> torch.Tensor:
+        """Physical slots of the tokens start .. stop - 1 of one sequence: [stop - start], int64."""
+        position = torch.arange(start, stop, device=self.device)
+        block = self.block_tables[index].long()[position // self.block_size]
+        return block * self.block_size + position % self.block_size
+
+    def chunk_reads(self, chunk: Chunk, window: int | None) -> torch.Tensor:
+        """Slots that the queries of one chunk read: [kv_len]. Tokens outside every query's window are left out."""
+        key = chunk.index, window
+        if key not in self._chunk_reads:
+            start = 0 if window is None else max(0, chunk.seq_len - chunk.q_len - window + 1)
+            self._chunk_reads[key] = self.slots(chunk.index, start, chunk.seq_len)
+        return self._chunk_reads[key]
+
+    def decode_reads(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """What all decoding sequences read, as a rectangle: (rows, slots, valid).
+
+        Returns:
+            rows [n]: which query rows they are. slots [n, longest]: where the keys lie. valid bool [n, longest], or
+            None when no sequence is shorter than the rectangle. A place that is not valid holds the sequence's own
+            first slot again: it is masked, and nothing is read that this sequence did not write.
+        """
+        if window not in self._decode_reads:
+            lens = torch.tensor([d.seq_len for d in self.decodes], device=self.device)  # [n]
+            first = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
+            longest = max(d.seq_len if window is None else min(window, d.seq_len) for d in self.decodes)
+            position = first[:, None] + torch.arange(longest, device=self.device)  # [n, longest]
+            valid = position < lens[:, None]
+            position = torch.where(valid, position, first[:, None])
+            tables = self.block_tables[torch.tensor([d.index for d in self.decodes], device=self.device)].long()
+            slots = tables.gather(1, position // self.block_size) * self.block_size + position % self.block_size
+            rows = torch.tensor([d.first_row for d in self.decodes], device=self.device)
+            ragged = any((d.seq_len if window is None else min(window, d.seq_len)) < longest for d in self.decodes)
+            self._decode_reads[window] = rows, slots, valid if ragged else None
+        return self._decode_reads[window]
+
+
+def paged_attention(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor | Sequence[Sequence[int]],
+    seq_lens: torch.Tensor | Sequence[int],
+    cu_seqlens_q: torch.Tensor | Sequence[int],
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    backend: str = "auto",
+    check: bool = True,
+) -> torch.Tensor:
+    """Causal attention of packed queries over K and V in blocks (Kwon et al., SOSP 2023, section 4.1).
+
+    Args:
+        query: [num_tokens, num_heads, k_dim], the rows of all sequences one after another.
+        k_cache: [num_blocks, block_size, num_kv_heads, k_dim], this step's keys already written.
+        v_cache: [num_blocks, block_size, num_kv_heads, v_dim], likewise.
+        block_tables: [num_seqs, max_blocks] int32, padded with -1; or lists of block numbers.
+        seq_lens: [num_seqs], tokens of each sequence, this step's included.
+        cu_seqlens_q: [num_seqs + 1]; sequence i owns the query rows cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1, and
+            they are its last tokens.
+        scale, sliding_window, logit_softcap, sinks: as in `minipaged.attention.attention`.
+        backend: "reference", "torch", "triton", or "auto": triton on a GPU that has it, else torch.
+        check: look at every length and block number first, on the host. False only for a batch known to be right.
+
+    Returns:
+        [num_tokens, num_heads, v_dim] in the dtype of `query`.
+
+    Raises:
+        InvalidInputError: shapes, lengths or block numbers that do not fit; it names the sequence. Nothing was read.
+    """
+    if check:
+        _check_tensors(query, k_cache, v_cache, sliding_window, logit_softcap, sinks)
+    num_blocks, block_size = k_cache.shape[:2]
+    batch = PagedBatch(block_tables, seq_lens, cu_seqlens_q, block_size, query.device, num_blocks if check else None)
+    if check and batch.num_tokens != query.shape[0]:
+        raise InvalidInputError(f"cu_seqlens_q ends at {batch.num_tokens}, and query has {query.shape[0]} rows")
+    options = {"scale": scale, "sliding_window": sliding_window, "logit_softcap": logit_softcap, "sinks": sinks}
+    return attend(query, k_cache, v_cache, batch, backend=backend, **options)
+
+
+def attend(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    backend: str = "auto",
+    **options: Any,
+) -> torch.Tensor:
+    """`paged_attention` for a batch that was checked before: what a model's layers call, one after another."""
+    backend = pick_backend(backend, query.device)
+    if backend == "reference":
+        return _reference(query, k_cache, v_cache, batch, **options)
+    if backend == "torch":
+        return _torch(query, k_cache, v_cache, batch, **options)
+    from minipaged import triton_kernels
+
+    return triton_kernels.paged_attention(query, k_cache, v_cache, batch, **options)
+
+
+def pick_backend(backend: str, device: torch.device | str) -> str:
+    """The backend that "auto" means on this device: triton on a GPU where it is installed, else torch."""
+    if backend not in BACKENDS:
+        raise InvalidInputError(f'unknown backend "{backend}"; use one of {", ".join(BACKENDS)}')
+    if backend != "auto":
+        return backend
+    return "triton" if torch.device(device).type == "cuda" and _has_triton() else "torch"
+
+
+@lru_cache
+def _has_triton() -> bool:
+    kernels = "minipaged.triton_kernels"
+    return all(importlib.util.find_spec(name) is not None for name in ("triton", kernels))
+
+
+# ---- reference: one sequence after another, through chapter 3
+
+
+def _reference(
+    query: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: PagedBatch, **options: Any
+) -> torch.Tensor:
+    out = query.new_empty(*query.shape[:2], v_cache.shape[-1])  # [num_tokens, num_heads, v_dim]
+    for part in (*batch.decodes, *batch.chunks):
+        slots = batch.slots(part.index, 0, part.seq_len)  # [seq_len]
+        k, v = (cache.flatten(0, 1)[slots].transpose(0, 1) for cache in (k_cache, v_cache))  # [kv_heads, seq_len, dim]
+        q = query[part.rows].transpose(0, 1)  # [num_heads, q_len, k_dim]
+        out[part.rows] = attention(q, k, v, **options).transpose(0, 1)
+    return out
+
+
+# ---- torch: all decoding sequences in one call, each chunk of a prompt in one
+
+
+def _torch(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    logit_softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [num_slots, num_kv_heads, dim]
+    out = query.new_empty(*query.shape[:2], v_cache.shape[-1])  # [num_tokens, num_heads, v_dim]
+    if batch.decodes:
+        rows, slots, valid = batch.decode_reads(sliding_window)
+        k, v = k_slots[slots].transpose(1, 2), v_slots[slots].transpose(1, 2)  # [n, num_kv_heads, longest, dim]
+        q = query[rows].unsqueeze(2)  # [n, num_heads, 1, k_dim]
+        mask = None if valid is None else valid[:, None, None]  # [n, 1, 1, longest]
+        out[rows] = _dense(q, k, v, mask, scale, logit_softcap, sinks).squeeze(2)
+    for chunk in batch.chunks:
+        slots = batch.chunk_reads(chunk, sliding_window)
+        k, v = k_slots[slots].transpose(0, 1), v_slots[slots].transpose(0, 1)  # [num_kv_heads, kv_len, dim]
+        q = query[chunk.rows].transpose(0, 1)  # [num_heads, q_len, k_dim]
+        mask = causal_mask(chunk.q_len, len(slots), sliding_window, device=q.device)  # [q_len, kv_len]
+        mixed = _dense(q[None], k[None], v[None], mask, scale, logit_softcap, sinks)[0]  # [num_heads, q_len, v_dim]
+        out[chunk.rows] = mixed.transpose(0, 1)
+    return out
+
+
+def _dense(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attention over gathered K and V, [n, heads, length, dim]; torch's fused one where it can express the options."""
+    if softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    scores = attention_scores(q, k, scale=scale, logit_softcap=softcap)  # [n, num_heads, q_len, kv_len]
+    shares = group_heads(masked_softmax(scores, mask, sinks), k.shape[1])  # [n, num_kv_heads, group, q_len, kv_len]
+    return (shares @ v.to(shares.dtype).unsqueeze(2)).flatten(1, 2).to(q.dtype)  # [n, num_heads, q_len, v_dim]
+
+
+# ---- what is refused, on the host, before anything is read
+
+
+def _host(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, torch.Tensor) else [*values]
+
+
+def _padded(tables: torch.Tensor | Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Block tables as one int32 tensor on the device, short ones padded with -1."""
+    if isinstance(tables, torch.Tensor):
+        return tables.to(device, torch.int32)
+    longest = max(map(len, tables), default=0)
+    rows = [[*table, *[-1] * (longest - len(table))] for table in tables]
+    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(len(rows), longest)
+
+
+def _check_batch(
+    tables: list[Sequence[int]], seq_lens: list[int], starts: list[int], block_size: int, num_blocks: int
+) -> None:
+    """Every sequence's rows and tokens fit, and every block that would be read is in the pool."""
+    if not len(tables) == len(seq_lens) == len(starts) - 1:
+        raise InvalidInputError(
+            f"{len(tables)} block tables, {len(seq_lens)} seq_lens and {len(starts)} cu_seqlens_q; for n sequences "
+            "there must be n, n and n + 1"
+        )
+    if starts[0] != 0:
+        raise InvalidInputError(f"cu_seqlens_q starts at {starts[0]}; the first sequence's rows begin at 0")
+    for i, (table, seq_len) in enumerate(zip(tables, seq_lens, strict=True)):
+        q_len = starts[i + 1] - starts[i]
+        if not 0 <= q_len <= seq_len:
+            raise InvalidInputError(
+                f"sequence {i} has {q_len} query rows and {seq_len} tokens; seq_lens counts this step's tokens too, so "
+                "a sequence has at least as many tokens as rows, and cu_seqlens_q never falls"
+            )
+        needed = -(-seq_len // block_size)
+        held = [block for block in table if block != -1]
+        if len(held) < needed:
+            raise InvalidInputError(
+                f"sequence {i} has {seq_len} tokens, which need {needed} blocks of {block_size}; its table names "
+                f"{len(held)}"
+            )
+        wrong = [block for block in table[:needed] if not 0 <= block < num_blocks]
+        if wrong:
+            raise InvalidInputError(
+                f"sequence {i}'s table names block {wrong[0]} for a token; the pool's blocks are 0 to {num_blocks - 1}"
+            )
+
+
+def _check_tensors(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> None:
+    """Shapes, dtypes, devices and options of one call."""
+    if query.dim() != 3 or k_cache.dim() != 4 or v_cache.dim() != 4:
+        raise InvalidInputError(
+            f"query {list(query.shape)}, k_cache {list(k_cache.shape)}, v_cache {list(v_cache.shape)}; expected "
+            "[num_tokens, num_heads, k_dim] and two of [num_blocks, block_size, num_kv_heads, dim]"
+        )
+    if k_cache.shape[:3] != v_cache.shape[:3] or k_cache.shape[3] != query.shape[2]:
+        raise InvalidInputError(
+            f"query {list(query.shape)} does not fit k_cache {list(k_cache.shape)} and v_cache {list(v_cache.shape)}: "
+            "k_dim must be equal, and both caches have the same blocks and KV heads"
+        )
+    num_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
+    if num_heads % num_kv_heads:
+        raise InvalidInputError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
+    if not (query.dtype == k_cache.dtype == v_cache.dtype and query.device == k_cache.device == v_cache.device):
+        raise InvalidInputError(
+            f"query is {query.dtype} on {query.device}, k_cache {k_cache.dtype} on {k_cache.device}, v_cache "
+            f"{v_cache.dtype} on {v_cache.device}; all three must be equal"
+        )
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
+        raise InvalidInputError(f"sliding_window is {window!r}; it counts keys, at least 1, or is None")
+    if softcap is not None and not softcap > 0:
+        raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0, or None")
+    if sinks is not None and sinks.shape != (num_heads,):
+        raise InvalidInputError(f"sinks has shape {list(sinks.shape)}; one number a query head: [{num_heads}]")
