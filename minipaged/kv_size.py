@@ -298,10 +298,12 @@ _KINDS = {
     "full_attention": "full", "attention": "full", "global": "full", "hybrid": "full", "global_attention": "full",
     "sliding_attention": "sliding", "hybrid_sliding": "sliding", "local_attention": "sliding",
     "chunked_attention": "chunked",
-    "indexed_attention": "full", "deepseek_sparse_attention": "full",
+    "indexed_attention": "full", "deepseek_sparse_attention": "full", "qwen_sparse_attention": "full",
     "linear_attention": "none", "mamba": "none", "mamba2": "none", "recurrent": "none", "conv": "none",
-    "moe": "none", "mlp": "none",
+    "moe": "none", "mlp": "none", "minimax_m3_sparse": "full",
 }  # fmt: skip
+
+_INDEXED = {"indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention", "minimax_m3_sparse"}
 
 # Field names that hint at a cache which is not plain K and V. In a family that is not known, they stop us.
 _UNUSUAL = re.compile(
@@ -460,9 +462,11 @@ def _known_families() -> dict[str, dict[str, Any]]:
 def _read_layers(config: _Config) -> list[LayerCache]:
     """One entry per layer."""
     _refuse(config)
-    kinds = _layer_kinds(config)
-    layers = [_read_layer(config.at(index), kind) for index, kind in enumerate(kinds)]
-    return _share(config, layers, kinds)
+    types = _layer_types(config)
+    layers = [_read_layer(config.at(index), index, layer_type) for index, layer_type in enumerate(types)]
+    return (
+        [layers[index] for index in _visits(config, len(types))] if config.family in _LOOPS else _share(config, layers)
+    )
 
 
 def _refuse(config: _Config) -> None:
@@ -491,6 +495,16 @@ def _refuse(config: _Config) -> None:
 
 # Families whose cache is none of the kinds above, and why.
 _UNCOUNTED = {
+    "cpmant": "it puts prompt tokens of its own before the text, and keeps them too",
+    "mllama": "its cross-attention layers keep K and V of the picture, not of the text",
+    "mllama_text_model": "its cross-attention layers keep K and V of the picture, not of the text",
+    "blt": "it keeps bytes in some layers and patches of several bytes in others",
+    "gemma4_assistant": "it reads the K and V of the model it assists",
+    "gemma4_unified_assistant": "it reads the K and V of the model it assists",
+    "reformer": "it keeps hashed hidden states instead of K and V",
+    "xlnet": "it keeps hidden states of earlier segments instead of K and V",
+    "openai-gpt": "its code keeps no cache",
+    "xlm": "its code keeps no cache",
     "deepseek_v4": "its layers keep windows, compressed blocks and unfinished buffers side by side",
 }
 
@@ -519,7 +533,7 @@ def _by_pattern(step: int) -> Any:
 
 
 # How a family fills in `layer_types` when its config.json leaves them out.
-_LAYER_TYPES: dict[str, Any] = {
+_PATTERNS: dict[str, Any] = {
     "gemma2": _every(2),
     "vaultgemma": _every(2),
     "gpt_oss": _every(2),
@@ -540,14 +554,14 @@ _LAYER_TYPES: dict[str, Any] = {
 _BY_WINDOW = {"qwen2", "qwen3", "dots1", "ministral"}
 
 
-def _layer_kinds(config: _Config) -> list[str]:
+def _layer_types(config: _Config) -> list[str]:
     """The type of each layer, in the words of transformers' `layer_types`."""
     if config.family in _RECURRENT:
         return ["linear_attention"] * config.number("num_layers")
     types = config.get("layer_types")
     count = config.number("num_layers", len(types) if types else None)
-    if types is None and config.family in _LAYER_TYPES:
-        types = _LAYER_TYPES[config.family](config, count)
+    if types is None and config.family in _PATTERNS:
+        types = _PATTERNS[config.family](config, count)
     if types is None and config.defaults.get("derives_layer_types") and config.family not in _BY_WINDOW:
         raise UnreadableConfigError(
             f"the config{config.who} leaves out layer_types, which its code derives; load it once with transformers "
@@ -580,23 +594,63 @@ def _window_types(config: _Config, count: int) -> list[str]:
     return ["sliding_attention"] * count
 
 
-def _read_layer(config: _Config, layer_type: str) -> LayerCache:
+def _read_layer(config: _Config, index: int, layer_type: str) -> LayerCache:
     """What a layer of this type keeps, by the config as this layer sees it."""
     kind = _KINDS[layer_type]
     if kind == "none":
         return LayerCache("none", note=layer_type)
     window = None
-    if kind == "sliding":
-        window = config.number("window")
-    elif kind == "chunked":
-        window = config.number("attention_chunk_size")
+    if kind != "full":
+        window = _window(config) if kind == "sliding" else config.number("attention_chunk_size")
     heads = config.number("num_heads")
+    extra = _indexer_dim(config, index) if layer_type in _INDEXED else 0
     if config.get("kv_lora_rank"):
-        latent = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
-        k_dim = config.get("qk_nope_head_dim", 128) + config.number("qk_rope_head_dim")
-        return LayerCache(kind, heads, k_dim, config.get("v_head_dim", 128), window, latent, note=layer_type)
-    dim = _head_dim(config, heads)
-    return LayerCache(kind, _num_kv_heads(config, heads), dim, dim, window, note=layer_type)
+        rope, nope = config.number("qk_rope_head_dim"), config.number("qk_nope_head_dim")
+        latent = config.number("kv_lora_rank") + rope
+        return LayerCache(kind, heads, nope + rope, config.number("v_head_dim"), window, latent, extra, note=layer_type)
+    kv_heads, k_dim = _num_kv_heads(config, heads), _head_dim(config, heads)
+    if kind == "sliding":
+        kv_heads, k_dim = _own_of_sliding_layers(config, kv_heads, k_dim)
+    elif config.family in _GEMMA4 and "per_layer_config" not in config.fields:
+        kv_heads, k_dim = _own_of_global_layers(config, kv_heads)
+    v_dim = config.number("v_head_dim", k_dim)
+    return LayerCache(kind, kv_heads, k_dim, v_dim, window, extra=extra, note=layer_type)
+
+
+def _window(config: _Config) -> int:
+    """How many tokens a sliding layer keeps."""
+    if config.get("window") is None and config.get("local_attention"):
+        return config.number("local_attention") // 2  # ModernBERT counts both sides of a token
+    return config.number("window")
+
+
+def _own_of_sliding_layers(config: _Config, kv_heads: int, k_dim: int) -> tuple[int, int]:
+    """KV heads and head_dim of sliding layers, where they have their own."""
+    if config.family == "mimo_v2_flash":
+        kv_heads = 2 * kv_heads
+    return config.number("swa_num_key_value_heads", kv_heads), config.number("swa_head_dim", k_dim)
+
+
+_GEMMA4 = {"gemma4_text", "gemma4_unified_text"}
+
+
+def _own_of_global_layers(config: _Config, kv_heads: int) -> tuple[int, int]:
+    """KV heads and head_dim of Gemma 4's full-attention layers."""
+    if config.get("attention_k_eq_v", config.family != "gemma4_text"):
+        kv_heads = config.number("num_global_key_value_heads", kv_heads)
+    return kv_heads, config.number("global_head_dim", 512)
+
+
+def _indexer_dim(config: _Config, index: int) -> int:
+    """Numbers per token that a sparse-attention indexer keeps beside K and V; shared indexers keep none."""
+    modes = config.get("indexer_types")
+    if modes and modes[index] != "full":
+        return 0
+    if config.get("indexer_n_heads"):
+        raise UnreadableConfigError(
+            f"the indexer{config.who} keeps positions beside its keys, which are not counted here"
+        )
+    return config.number("index_head_dim") if config.get("index_head_dim") else 0
 
 
 def _head_dim(config: _Config, heads: int) -> int:
@@ -619,18 +673,40 @@ def _num_kv_heads(config: _Config, heads: int) -> int:
         return 1 if config.get("multi_query") else heads
     if config.get("multi_query"):
         return 1
+    if config.family == "gpt_bigcode":
+        return heads
     if config.get("multi_query_attention"):
         return config.number("multi_query_group_num")
     return config.number("num_kv_heads", heads)
 
 
-def _share(config: _Config, layers: list[LayerCache], kinds: list[str]) -> list[LayerCache]:
+# Families that pass some layers more than once and keep K and V of each pass.
+_LOOPS = {"dory", "inkling2_loop_text", "hrm_text", "longcat_flash"}
+
+
+def _visits(config: _Config, count: int) -> list[int]:
+    """Indexes of the layers in the order in which a token's K and V are stored."""
+    if config.family == "hrm_text":
+        cycles = config.number("H_cycles") * (config.number("L_cycles") + 1)
+        return list(range(count)) * (1 if config.get("num_layers_per_stack") else cycles)
+    if config.family == "longcat_flash":  # two attention blocks in each layer
+        return [index for index in range(count) for _ in range(2)]
+    if config.family == "dory":
+        first, last = config.number("n_input_layers"), count - config.number("n_output_layers")
+        passes = 1 if config.get("recurrent_kv_cache_mode") == "last_loop" else config.number("n_recurrent_loops")
+    else:
+        first, last = config.need("loop_layer_index_start"), config.number("loop_layer_index_end")
+        passes = config.number("loop_num_passes")
+    return [*range(first), *list(range(first, last)) * passes, *range(last, count)]
+
+
+def _share(config: _Config, layers: list[LayerCache]) -> list[LayerCache]:
     """Let the last `num_kv_shared_layers` layers read the last earlier layer of their own type."""
     first = len(layers) - (config.get("num_kv_shared_layers") or 0)
     shared = []
     for index in range(first, len(layers)):
-        source = max((i for i in range(first) if kinds[i] == kinds[index]), default=None)
+        source = max((i for i in range(first) if layers[i].note == layers[index].note), default=None)
         if source is None:
             raise UnreadableConfigError(f"layer {index}{config.who} shares K and V, and no earlier layer has its type")
-        shared.append(LayerCache("shared", source=source, note=kinds[index]))
+        shared.append(LayerCache("shared", source=source, note=layers[index].note))
     return [*layers[:first], *shared]
