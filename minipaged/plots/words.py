@@ -115,6 +115,7 @@ WORDS: dict[str, str] = {
     "01.bars.out": "cut",
     "01.bars.axis": "probability   ({rest:,} more kept tokens are not shown; they share {mass:.3f})",
     "01.bars.title": "{kept:,} of {vocab:,} tokens stay; {lost:.1%} of the mass was cut away",
+    "01.bars.title.all": "“{top}” leads with {p_after:.2f}; all {vocab:,} tokens share the mass",
     "01.bars.prompt": "after “{prompt}”",
     "01.bars.sentence": (
         "{kept:,} of {vocab:,} tokens can still be drawn, and {lost:.1%} of the model's probability was cut away; the "
