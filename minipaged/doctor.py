@@ -171,8 +171,9 @@ def _package_line(facts: Facts, name: str, wanted: str, *, needed: bool = True) 
             advice = f"{name} is not installed: {install}"
         return Line(name, f"not installed{asks}", False, needed, advice)
     if found.problem:
-        cure = f"pip install {found.misses}" if found.misses else f"pip install --force-reinstall {name}"
-        advice = f"{name} {found.version} cannot be imported ({found.problem}): {cure}"
+        advice = f"{name} {found.version} cannot be imported ({found.problem}): pip install --force-reinstall {name}"
+        if found.misses:
+            advice = f"{name} {found.version} cannot be imported without {found.misses}: pip install {found.misses}"
         return Line(name, f"{found.version}, cannot be imported{asks}", False, needed, advice)
     if not in_range(found.version, wanted):
         return Line(

@@ -143,7 +143,10 @@ def test_the_table_links_written_chapters_only():
 
 def test_the_longest_chain_follows_the_needs():
     chain = longest_chain()
-    assert chain[0] == 0 and chain[-1] == 13
+    depth = {}
+    for number, chapter in enumerate(COURSE):
+        depth[number] = 1 + max((depth[need] for need in chapter.needs), default=0)
+    assert chain[0] == 0 and chain[-1] == 13 and len(chain) == depth[13]
     assert all(first in COURSE[second].needs for first, second in pairwise(chain))
 
 

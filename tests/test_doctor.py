@@ -94,7 +94,7 @@ def test_a_package_that_cannot_be_imported_is_not_called_missing():
     assert not can_run(examine(broken))
     assert "libcudart.so" in line(broken, "torch").advice and "--force-reinstall torch" in line(broken, "torch").advice
     lacking = with_package("transformers", "5.24.0", "ModuleNotFoundError: no regex", "regex")
-    assert line(lacking, "transformers").advice.endswith("pip install regex")
+    assert line(lacking, "transformers").advice.endswith("imported without regex: pip install regex")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +237,21 @@ def test_a_model_of_your_own_is_looked_for(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     code, text = run(MINIPAGED_MODEL=str(tmp_path))
     assert code == 0 and "stored outputs" in text
+
+
+def test_an_id_that_was_never_fetched_is_not_on_this_machine(tmp_path):
+    code, text = run(MINIPAGED_MODEL="nobody/no-such-model", HF_HUB_CACHE=str(tmp_path))
+    assert code == 1 and "nobody/no-such-model is not on this machine" in text
+
+
+def test_an_id_in_the_hugging_face_cache_is_found_without_a_network(tmp_path):
+    repo = tmp_path / "models--nobody--tiny"
+    (repo / "snapshots" / "abc").mkdir(parents=True)
+    (repo / "snapshots" / "abc" / "config.json").write_text("{}")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("abc")
+    code, text = run(MINIPAGED_MODEL="nobody/tiny", HF_HUB_CACHE=str(tmp_path))
+    assert code == 0 and "nobody/tiny (MINIPAGED_MODEL) in " in text
 
 
 def test_looking_imports_no_triton_and_sets_no_variable():

@@ -105,7 +105,7 @@ def _chapter_box(ax: Any, x: float, y: float, chapter: Chapter) -> None:
     edge = COLOURS["blue"] if chapter.written else COLOURS["grey"]
     _box(ax, x, y - 0.9, 1.95, 0.9, edge=edge, dashed=not chapter.written)
     note = "" if chapter.written else f" ({say('00.map.planned')})"
-    ax.text(x + 0.08, y - 0.08, f"{chapter.number}{note}", va="top", fontsize=8, color=edge)
+    ax.text(x + 0.08, y - 0.08, f"{chapter.number}{note}", va="top", fontsize=8, color="#444444")
     ax.text(x + 0.08, y - 0.27, chapter.title, va="top", fontsize=8.5, fontweight="bold")
     ax.text(x + 0.08, y - 0.48, _wrapped(chapter.does, 33), va="top", fontsize=7)
 

@@ -60,6 +60,13 @@ def looks_in_the_prompt(next_token, prompt_ids, end_ids, max_new_tokens):
     return new
 
 
+def knows_one_end_id(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    while len(new) < max_new_tokens and not (new and new[-1] == min(end_ids)):
+        new.append(next_token([*prompt_ids, *new]))
+    return new
+
+
 def never_stops(next_token, prompt_ids, end_ids, max_new_tokens):
     new = []
     while True:
@@ -87,6 +94,7 @@ WRONG = {
         (never_appends, "expected all ids so far"),
         (changes_the_prompt, "work on a copy"),
         (looks_in_the_prompt, "the prompt itself holds an end id"),
+        (knows_one_end_id, "end ids [2, 5], model says [7, 5, 6, 6, 6]: you return [7, 5, 6, 6]"),
         (never_stops, "the loop does not stop"),
         (lambda *a: 3, "expected a list"),
     ],
