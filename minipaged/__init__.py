@@ -7,6 +7,7 @@ One module per idea, in the order of the chapters. Read them top to bottom:
     kv_cache, kv_size                keeping K and V, and what that costs   chapters 4-5
     fragmentation, block_manager,
     paged_cache                      where the memory goes, and paging it   chapters 6-7
+    paged_attention, model_runner    attention across blocks, whole models  chapter 8
 
 Names are handed out when first used, so that `import minipaged.kv_size` does not wait for torch.
 """
@@ -25,6 +26,7 @@ _HOME = {
     "load_model": "models",
     "SamplingParams": "sampling",
     "KVCacheSpec": "kv_size",
+    "ModelRunner": "model_runner",
 }
 
 __all__ = ["__version__", *_HOME]
