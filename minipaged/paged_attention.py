@@ -14,6 +14,7 @@ Left out: writing K and V (chapter 7) and running a model (`model_runner.py`).
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from minipaged.attention import attention, attention_scores, causal_mask, group_
 from minipaged.errors import InvalidInputError
 
 BACKENDS = ("auto", "reference", "torch", "triton")
+_KERNELS = "minipaged.triton_kernels"
 
 
 @dataclass(frozen=True)
@@ -181,9 +183,8 @@ def attend(
         return _reference(query, k_cache, v_cache, batch, **options)
     if backend == "torch":
         return _torch(query, k_cache, v_cache, batch, **options)
-    from minipaged import triton_kernels
-
-    return triton_kernels.paged_attention(query, k_cache, v_cache, batch, **options)
+    kernels = importlib.import_module(_KERNELS)  # by name: a later chapter, and needs Triton
+    return kernels.paged_attention(query, k_cache, v_cache, batch, **options)
 
 
 def pick_backend(backend: str, device: torch.device | str) -> str:
@@ -197,8 +198,7 @@ def pick_backend(backend: str, device: torch.device | str) -> str:
 
 @lru_cache
 def _has_triton() -> bool:
-    kernels = "minipaged.triton_kernels"
-    return all(importlib.util.find_spec(name) is not None for name in ("triton", kernels))
+    return all(importlib.util.find_spec(name) is not None for name in ("triton", _KERNELS))
 
 
 # ---- reference: one sequence after another, through chapter 3
