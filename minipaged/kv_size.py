@@ -6,25 +6,31 @@ A model is a list of layers, and each layer keeps something for every token, for
     latent     one small vector (MLA)          chunked    of at most `window` tokens
     shared     nothing: reads another layer    none       nothing per token: a recurrent or convolution state
 
-bytes = sum over layers of  tokens kept x KV heads x (k_dim + v_dim) x bytes per number. The rest of the file reads the
-many spellings of a config, and refuses with a named error what it cannot read. Left out: recurrent states, activations,
-and the cross-attention cache of encoder-decoders. Needs neither torch nor transformers (an id needs transformers).
+bytes = sum over layers of  tokens kept x KV heads x (k_dim + v_dim) x bytes per number. `kv_configs` makes that list
+from a config. Then: what fits on a GPU beside the weights, and `python -m minipaged.kv_size MODEL`. Left out: the
+states of recurrent layers and the activations, which you reserve by hand. Needs neither torch nor transformers.
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from importlib import resources
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-from minipaged.errors import InvalidInputError, MinipagedError, require
+from minipaged.errors import InvalidInputError, MinipagedError
+from minipaged.kv_configs import LayerCache, UnreadableConfigError, read_config
+
+__all__ = ["KVCacheSpec", "LayerCache", "UnreadableConfigError", "bytes_per_number", "weight_bytes"]
 
 GIB = 2**30
 
@@ -45,10 +51,6 @@ _ALIASES = {
 }
 
 
-class UnreadableConfigError(MinipagedError, ValueError):
-    """The config names something whose cache we do not know how to count; the message says which field."""
-
-
 def bytes_per_number(dtype: Any = "float16") -> Fraction:
     """Bytes that one number takes: exact, so that int4 is 1/2.
 
@@ -62,55 +64,26 @@ def bytes_per_number(dtype: Any = "float16") -> Fraction:
     return Fraction(_BITS[name], 8)
 
 
-@dataclass(frozen=True)
-class LayerCache:
-    """What one layer keeps.
+def token_bytes(
+    layer: LayerCache,
+    dtype: Any = "float16",
+    tensor_parallel: int = 1,
+    scale_group: int | None = None,
+    expanded: bool = False,
+) -> Fraction:
+    """Bytes of one kept token in one layer on one GPU.
 
-    Attributes:
-        kind: "full", "sliding", "chunked", "shared" or "none".
-        num_kv_heads, k_dim, v_dim: the K and V of one token: num_kv_heads x (k_dim + v_dim) numbers.
-        window: how many tokens a sliding or chunked layer keeps at most.
-        latent: for multi-head latent attention (MLA), the numbers kept per token instead of K and V.
-        extra: numbers per token beside K and V (the keys of a sparse-attention indexer).
-        source: the earlier layer whose K and V a shared layer reads.
-        note: why, in a few words.
+    KV heads are split over the GPUs; once there are fewer heads than GPUs they are replicated, at least one on each.
+    A latent has no heads to split, so each GPU holds all of it. `expanded` counts MLA as K and V per head instead.
     """
-
-    kind: Literal["full", "sliding", "chunked", "shared", "none"]
-    num_kv_heads: int = 0
-    k_dim: int = 0
-    v_dim: int = 0
-    window: int | None = None
-    latent: int = 0
-    extra: int = 0
-    source: int | None = None
-    note: str = ""
-
-    def tokens_kept(self, seq_len: int) -> int:
-        """How many of `seq_len` tokens this layer holds."""
-        if self.kind in ("shared", "none"):
-            return 0
-        return seq_len if self.window is None else min(seq_len, self.window)
-
-    def blocks_kept(self, seq_len: int, block_size: int) -> int:
-        """Whole blocks held at most on the way to `seq_len` tokens; a window may straddle one block more."""
-        if self.kind in ("shared", "none"):
-            return 0
-        blocks = -(-seq_len // block_size)
-        return blocks if self.window is None else min(blocks, (self.window + block_size - 2) // block_size + 1)
-
-    def token_bytes(
-        self, dtype: Any = "float16", tensor_parallel: int = 1, scale_group: int | None = None, expanded: bool = False
-    ) -> Fraction:
-        """Bytes of one kept token on one GPU: KV heads are split, and replicated once there are fewer than GPUs."""
-        if self.kind in ("shared", "none"):
-            return Fraction(0)
-        extra = _vector_bytes(self.extra, dtype, scale_group)
-        if self.latent and not expanded:
-            return extra + _vector_bytes(self.latent, dtype, scale_group)  # the latent has no heads to split
-        heads = -(-self.num_kv_heads // tensor_parallel)
-        one_head = _vector_bytes(self.k_dim, dtype, scale_group) + _vector_bytes(self.v_dim, dtype, scale_group)
-        return extra + heads * one_head
+    if layer.kind in ("shared", "none"):
+        return Fraction(0)
+    extra = _vector_bytes(layer.extra, dtype, scale_group)
+    if layer.latent and not expanded:
+        return extra + _vector_bytes(layer.latent, dtype, scale_group)
+    heads = -(-layer.num_kv_heads // tensor_parallel)
+    one_head = _vector_bytes(layer.k_dim, dtype, scale_group) + _vector_bytes(layer.v_dim, dtype, scale_group)
+    return extra + heads * one_head
 
 
 def _vector_bytes(dim: int, dtype: Any, scale_group: int | None) -> Fraction:
@@ -140,10 +113,13 @@ class KVCacheSpec:
             UnreadableConfigError: a field is missing, or names a mechanism whose cache is not known here.
             InvalidInputError: there is no such file, folder, preset or id.
         """
-        fields, name = _fields_of(config)
-        known = _known_families()
-        layers = _read_layers(_Config.of(fields, known))
-        return cls(tuple(layers), name, str(fields.get("model_type") or ""))
+        preset = None
+        if isinstance(config, str) and not Path(config).expanduser().exists():
+            preset = find_model(config)
+            if preset is None and "/" not in config and not config.endswith(".json"):
+                raise InvalidInputError(_no_such_model(config))
+        layers, name, family = read_config(preset.config if preset else config)
+        return cls(tuple(layers), preset.name if preset else name, family)
 
     @property
     def num_layers(self) -> int:
@@ -158,8 +134,8 @@ class KVCacheSpec:
         Returns:
             an int, or a float when 4-bit numbers do not fill whole bytes.
         """
-        _positive(tensor_parallel=tensor_parallel)
-        return _number(sum(layer.token_bytes(dtype, tensor_parallel, scale_group) for layer in self.layers))
+        _count(tensor_parallel=tensor_parallel)
+        return _number(sum(token_bytes(layer, dtype, tensor_parallel, scale_group) for layer in self.layers))
 
     def cache_bytes(
         self,
@@ -174,10 +150,11 @@ class KVCacheSpec:
         Windows cap, shared layers count once, MLA counts its latent. transformers holds window - 1 tokens in a sliding
         layer between steps; while a step runs, `window` are needed, and that is what is counted here.
         """
-        _positive(tensor_parallel=tensor_parallel)
-        _not_negative(seq_len=seq_len, batch_size=batch_size)
+        _count(tensor_parallel=tensor_parallel)
+        _length(seq_len=seq_len, batch_size=batch_size)
         one = sum(
-            layer.tokens_kept(seq_len) * layer.token_bytes(dtype, tensor_parallel, scale_group) for layer in self.layers
+            layer.tokens_kept(seq_len) * token_bytes(layer, dtype, tensor_parallel, scale_group)
+            for layer in self.layers
         )
         return _number(batch_size * one)
 
@@ -202,17 +179,17 @@ class KVCacheSpec:
             tensor_parallel: GPUs that share the heads.
             scale_group: numbers that share one 2-byte scale, for quantised caches.
         """
-        _positive(block_size=block_size, tensor_parallel=tensor_parallel)
+        _count(block_size=block_size, tensor_parallel=tensor_parallel)
         _one_of("mla", mla, ("latent", "expanded"))
         _one_of("hybrid", hybrid, ("window", "full"))
-        lengths = [seq_lens] if isinstance(seq_lens, int) else list(seq_lens)
+        lengths = [seq_lens] if isinstance(seq_lens, Integral) else list(seq_lens)
         for length in lengths:
-            _not_negative(seq_len=length)
+            _length(seq_len=length)
         total = Fraction(0)
         for layer in self.layers:
             held = replace(layer, window=None) if hybrid == "full" else layer
             blocks = sum(held.blocks_kept(length, block_size) for length in lengths)
-            per_token = layer.token_bytes(dtype, tensor_parallel, scale_group, expanded=mla == "expanded")
+            per_token = token_bytes(layer, dtype, tensor_parallel, scale_group, expanded=mla == "expanded")
             total += blocks * block_size * per_token
         return _number(total)
 
@@ -232,7 +209,7 @@ class KVCacheSpec:
         sliding windows alone).
         """
         _not_negative(memory_bytes=memory_bytes)
-        _positive(batch_size=batch_size)
+        _count(batch_size=batch_size)
 
         def fits(length: int) -> bool:
             return batch_size * self.allocated_bytes(length, block_size, **options) <= memory_bytes
@@ -250,8 +227,406 @@ class KVCacheSpec:
 
 def weight_bytes(num_parameters: float, dtype: Any = "float16", tensor_parallel: int = 1) -> int:
     """Bytes of `num_parameters` weights on one of `tensor_parallel` GPUs, taking them as evenly split."""
-    _positive(num_parameters=num_parameters, tensor_parallel=tensor_parallel)
+    _positive(num_parameters=num_parameters)
+    _count(tensor_parallel=tensor_parallel)
     return math.ceil(Fraction(num_parameters) * bytes_per_number(dtype) / tensor_parallel)
+
+
+# --- models and GPUs by name ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelPreset:
+    """A public model: the fields of its config that set the sizes, and its parameter count."""
+
+    name: str
+    id: str
+    source: str
+    num_parameters: int
+    config: dict[str, Any]
+
+    @property
+    def spec(self) -> KVCacheSpec:
+        """The model's KV cache."""
+        return KVCacheSpec.from_config(self.name)
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU: memory in GiB (its data sheet's number, read as 2^30 bytes) and memory bandwidth in GB/s (10^9)."""
+
+    name: str
+    memory_gib: float
+    bandwidth_gb_s: float
+    source: str
+
+
+@cache
+def _presets() -> dict[str, Any]:
+    return json.loads(resources.files("minipaged").joinpath("presets.json").read_text(encoding="utf-8"))
+
+
+def models() -> dict[str, ModelPreset]:
+    """The models known by name."""
+    return {name: ModelPreset(name, **fields) for name, fields in _presets()["models"].items()}
+
+
+def gpus() -> dict[str, GPU]:
+    """The GPUs known by name."""
+    return {name: GPU(name, **fields) for name, fields in _presets()["gpus"].items()}
+
+
+def find_model(name: str) -> ModelPreset | None:
+    """The preset of this name or of this model id, in any case of letters; None if there is none."""
+    for preset in models().values():
+        if name.lower() in (preset.name.lower(), preset.id.lower()):
+            return preset
+    return None
+
+
+def _no_such_model(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), {known.lower(): known for known in models()}, n=1, cutoff=0.5)
+    meant = next((f' Did you mean "{known}"?' for known in models() if known.lower() in near), "")
+    return (
+        f'no model "{name}": it is no preset (python -m minipaged.kv_size --list), no file and no folder here, and a '
+        f"transformers id is written owner/name.{meant}"
+    )
+
+
+def find_gpu(name: str) -> GPU:
+    """The GPU of this name, in any case of letters."""
+    for gpu in gpus().values():
+        if name.lower() == gpu.name.lower():
+            return gpu
+    raise InvalidInputError(f'no GPU "{name}"; known are {", ".join(gpus())}, or give its memory as "24GiB"')
+
+
+# --- what fits on a GPU -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the memory of one GPU is divided for a load; all sizes in bytes on that GPU.
+
+    Attributes:
+        memory: what the GPU has.
+        unused: what the engine leaves alone (1 - gpu_memory_utilization).
+        weights, reserve: the model, and activations with everything else.
+        kv: what the load needs for K and V, in whole blocks.
+        one_sequence: the same for a single sequence.
+    """
+
+    spec: KVCacheSpec
+    memory: int
+    unused: int
+    weights: int
+    reserve: int
+    kv: int | float
+    one_sequence: int | float
+    seq_len: int
+    batch_size: int
+    block_size: int
+    options: dict[str, Any]
+
+    @property
+    def kv_budget(self) -> int:
+        """What weights and reserve leave for K and V; negative if not even they fit."""
+        return self.memory - self.unused - self.weights - self.reserve
+
+    @property
+    def free(self) -> int | float:
+        """What is left over, or, negative, what is missing."""
+        return self.kv_budget - self.kv
+
+    @property
+    def fits(self) -> bool:
+        """Whether the load fits."""
+        return self.free >= 0
+
+    @property
+    def max_batch(self) -> int | None:
+        """The most sequences of this length; None if they need no memory."""
+        return self.spec.max_batch(max(0, self.kv_budget), self.seq_len, self.block_size, **self.options)
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """The longest sequences at this batch size; None if memory sets no limit."""
+        return self.spec.max_seq_len(max(0, self.kv_budget), self.batch_size, self.block_size, **self.options)
+
+    @property
+    def concurrency(self) -> float | None:
+        """How many sequences of this length fit, with its fraction: vLLM's "maximum concurrency"."""
+        return max(0, self.kv_budget) / self.one_sequence if self.one_sequence else None
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens that the KV memory holds: vLLM's "KV cache size". Exact where every layer grows alike."""
+        if self.concurrency is None:
+            return None
+        if any(layer.window for layer in self.spec.layers):
+            return int(self.concurrency * self.seq_len)
+        block = self.spec.allocated_bytes(self.block_size, self.block_size, **self.options)
+        return max(0, self.kv_budget) // math.ceil(block) * self.block_size
+
+
+def fit(
+    spec: KVCacheSpec,
+    num_parameters: float,
+    memory_bytes: float,
+    seq_len: int,
+    batch_size: int = 1,
+    *,
+    dtype: Any = "float16",
+    weight_dtype: Any = "float16",
+    tensor_parallel: int = 1,
+    block_size: int = 16,
+    reserve_bytes: float = 0,
+    gpu_memory_utilization: float = 1.0,
+) -> Fit:
+    """Divide one GPU's memory: weights first, then the reserve, then K and V in whole blocks.
+
+    Args:
+        spec: the model's cache.
+        num_parameters: the model's parameters, all of them (a mixture of experts keeps every expert).
+        memory_bytes: the GPU's memory, such as 40 * GIB.
+        seq_len: tokens in each sequence.
+        batch_size: sequences at once.
+        dtype: of K and V.
+        weight_dtype: of the weights.
+        tensor_parallel: GPUs that share the model; the result is for one of them.
+        block_size: tokens in a block; 1 for an engine without blocks.
+        reserve_bytes: activations, CUDA context and the like: not computed here.
+        gpu_memory_utilization: the fraction of the memory that the engine may use.
+    """
+    _positive(memory_bytes=memory_bytes)
+    _count(batch_size=batch_size)
+    _length(seq_len=seq_len)
+    _not_negative(reserve_bytes=reserve_bytes)
+    if not 0 < gpu_memory_utilization <= 1:
+        raise InvalidInputError(
+            f"gpu_memory_utilization is {gpu_memory_utilization}; it is a fraction above 0, at most 1"
+        )
+    options = {"dtype": dtype, "tensor_parallel": tensor_parallel}
+    one = spec.allocated_bytes(seq_len, block_size, **options)
+    return Fit(
+        spec=spec,
+        memory=int(memory_bytes),
+        unused=int(memory_bytes) - int(memory_bytes * gpu_memory_utilization),
+        weights=weight_bytes(num_parameters, weight_dtype, tensor_parallel),
+        reserve=int(reserve_bytes),
+        kv=batch_size * one,
+        one_sequence=one,
+        seq_len=seq_len,
+        batch_size=batch_size,
+        block_size=block_size,
+        options=options,
+    )
+
+
+@dataclass(frozen=True)
+class WayOut:
+    """One change that makes a load fit: what to change ("batch", "length", "dtype", "gpus", "gpu"), and to what."""
+
+    what: Literal["batch", "length", "dtype", "gpus", "gpu"]
+    value: Any
+
+
+def ways_out(load: Fit) -> list[WayOut]:
+    """The changes, one at a time, that make a load fit which does not."""
+    if load.fits:
+        return []
+    found = []
+    if load.max_batch:
+        found.append(WayOut("batch", load.max_batch))
+    if load.max_seq_len:
+        found.append(WayOut("length", load.max_seq_len))
+    tensor_parallel = load.options["tensor_parallel"]
+    for dtype in ("fp8", "int4"):
+        if (
+            bytes_per_number(dtype) < bytes_per_number(load.options["dtype"])
+            and _kv_if(load, dtype=dtype) <= load.kv_budget
+        ):
+            found.append(WayOut("dtype", dtype))
+            break
+    for more in (2, 4, 8):
+        saved = load.weights - math.ceil(load.weights / more)  # the reserve is taken as it is on every GPU
+        if _kv_if(load, tensor_parallel=tensor_parallel * more) <= load.kv_budget + saved:
+            found.append(WayOut("gpus", tensor_parallel * more))
+            break
+    larger = sorted(gpus().values(), key=lambda gpu: gpu.memory_gib)
+    usable = (load.memory - load.unused) / load.memory
+    needed = load.weights + load.reserve + load.kv
+    if gpu := next((gpu for gpu in larger if gpu.memory_gib * GIB * usable >= needed), None):
+        found.append(WayOut("gpu", gpu.name))
+    return found
+
+
+def _kv_if(load: Fit, **changed: Any) -> int | float:
+    """K and V of the same load with another dtype or more GPUs."""
+    options = {**load.options, **changed}
+    return load.batch_size * load.spec.allocated_bytes(load.seq_len, load.block_size, **options)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def human(num_bytes: float) -> str:
+    """Bytes in the largest of B, KiB, MiB, GiB that leaves at least 1: 17179869184 -> "16.00 GiB"."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if abs(num_bytes) >= 2**power:
+            return f"{num_bytes / 2**power:,.2f} {unit}"
+    return f"{num_bytes:g} B"
+
+
+def explain(spec: KVCacheSpec) -> list[str]:
+    """How each kind of layer counts, one line per kind, in the order in which they first occur."""
+    groups: dict[LayerCache, int] = {}
+    for layer in spec.layers:
+        alike = replace(layer, source=None)
+        groups[alike] = groups.get(alike, 0) + 1
+    return [f"{count} layer{'s' if count > 1 else ''} {_what_it_keeps(layer)}" for layer, count in groups.items()]
+
+
+def _what_it_keeps(layer: LayerCache) -> str:
+    if layer.kind == "none":
+        return f"({layer.note}): nothing per token"
+    if layer.kind == "shared":
+        return f"({layer.note}): nothing, they read the K and V of an earlier layer"
+    tokens = "every token" if layer.window is None else f"the last {layer.window:,} tokens"
+    if layer.kind == "chunked":
+        tokens = f"at most {layer.window:,} tokens, a chunk"
+    if layer.latent:
+        numbers = f"one latent of {layer.latent} numbers (MLA)"
+    else:
+        heads = f"{layer.num_kv_heads} KV head{'s' if layer.num_kv_heads > 1 else ''}"
+        numbers = f"{heads} x ({layer.k_dim} + {layer.v_dim}) numbers"
+    indexer = f" and {layer.extra} for its indexer" if layer.extra else ""
+    return f"({layer.note}): {numbers}{indexer} for {tokens}"
+
+
+def report(spec: KVCacheSpec, seq_len: int, batch_size: int, dtype: str, tensor_parallel: int) -> list[str]:
+    """The lines about the cache alone."""
+    per_token = spec.bytes_per_token(dtype, tensor_parallel)
+    one = spec.cache_bytes(seq_len, 1, dtype, tensor_parallel)
+    split = "" if tensor_parallel == 1 else f", on each of {tensor_parallel} GPUs"
+    lines = [f"{spec.name or 'model'} ({spec.model_type or 'no family given'}), K and V in {dtype}{split}"]
+    lines += [f"  {line}" for line in explain(spec)]
+    lines.append(f"per token      {human(per_token):>12}   {per_token:,} bytes, below any window")
+    lines.append(f"per sequence   {human(one):>12}   of {seq_len:,} tokens")
+    lines.append(
+        f"in total       {human(batch_size * one):>12}   for {batch_size} such sequence{'s' if batch_size > 1 else ''}"
+    )
+    return lines
+
+
+def report_fit(load: Fit, num_parameters: int, weight_dtype: str) -> list[str]:
+    """The lines about a GPU, vLLM's two start-up lines among them."""
+    lines = [
+        f"memory         {human(load.memory):>12}   of one GPU",
+        f"left alone     {human(load.unused):>12}   by gpu_memory_utilization",
+        f"weights        {human(load.weights):>12}   {num_parameters:,} parameters in {weight_dtype}",
+        f"reserve        {human(load.reserve):>12}   activations and the rest: your number (--reserve-gib)",
+        f"for K and V    {human(load.kv_budget):>12}",
+    ]
+    if load.kv_budget <= 0:
+        return [*lines, "The weights and the reserve alone do not fit.", *_advice(load)]
+    if load.concurrency is not None:
+        lines.append(f"GPU KV cache size: {load.cache_tokens:,} tokens, in blocks of {load.block_size}")
+        lines.append(f"Maximum concurrency for {load.seq_len:,} tokens per request: {load.concurrency:.2f}x")
+    lines.append(f"largest batch at {load.seq_len:,} tokens: {_or_no_limit(load.max_batch)}")
+    longest = _or_no_limit(load.max_seq_len) + (" tokens" if load.max_seq_len is not None else "")
+    lines.append(f"longest sequences at batch {load.batch_size}: {longest}")
+    if load.fits:
+        return [*lines, f"It fits, and {human(load.free)} stay free."]
+    return [*lines, f"It does not fit: {human(-load.free)} are missing.", *_advice(load)]
+
+
+def _or_no_limit(value: int | None) -> str:
+    return "no limit from memory" if value is None else f"{value:,}"
+
+
+def _advice(load: Fit) -> list[str]:
+    words = {
+        "batch": "a batch of at most {}",
+        "length": "sequences of at most {:,} tokens",
+        "dtype": "K and V in {}",
+        "gpus": "{} GPUs with tensor parallel",
+        "gpu": "one {}",
+    }
+    found = [words[way.what].format(way.value) for way in ways_out(load)]
+    return [f"What would fit: {'; or '.join(found)}."] if found else ["No single change listed here makes it fit."]
+
+
+def _memory(text: str) -> float:
+    """Bytes of a GPU by name, or of a size such as 24GiB or 24GB."""
+    for unit, size in (("gib", GIB), ("gb", 10**9)):
+        number = text.lower().removesuffix(unit)
+        if number != text.lower() and number.replace(".", "", 1).isdigit():
+            return float(number) * size
+    return find_gpu(text).memory_gib * GIB
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m minipaged.kv_size", description="How big a model's KV cache is.")
+    add = parser.add_argument
+    add("model", nargs="?", help="a preset (see --list), a folder, a config.json, or a transformers id")
+    add("--list", action="store_true", help="list the models and GPUs known by name")
+    add("--gpu", help="a GPU by name, or its memory such as 24GiB")
+    add("--seq-len", type=int, default=4096, help="tokens in each sequence (default 4096)")
+    add("--batch", type=int, default=1, help="sequences at once (default 1)")
+    add("--dtype", default="float16", help="of K and V: float16, bfloat16, fp8, int8, int4, float32 (default float16)")
+    add("--weight-dtype", default="float16", help="of the weights (default float16)")
+    add("--params", type=float, help="parameters of a model that is no preset, such as 7e9")
+    add("--tp", type=int, default=1, help="tensor parallel: GPUs that share the model (default 1)")
+    add("--block-size", type=int, default=16, help="tokens in a block (default 16)")
+    add("--gpu-memory-utilization", type=float, default=0.9, help="what the engine may use (default 0.9)")
+    add("--reserve-gib", type=float, default=1.0, help="GiB for activations and the rest (default 1.0)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m minipaged.kv_size MODEL [options]`: print the sizes and why; 0, or 1 with an error named."""
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.list:
+        print(
+            *(f"{m.name:20} {m.num_parameters / 1e9:8.2f}e9 parameters   {m.id}" for m in models().values()), sep="\n"
+        )
+        print(*(f"{g.name:20} {g.memory_gib:8g} GiB   {g.bandwidth_gb_s:g} GB/s" for g in gpus().values()), sep="\n")
+        return 0
+    if args.model is None:
+        parser.error("which model? a preset (see --list), a folder, a config.json, or a transformers id")
+    try:
+        print(*_lines(args), sep="\n")
+    except MinipagedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _lines(args: argparse.Namespace) -> list[str]:
+    spec = KVCacheSpec.from_config(args.model)
+    lines = report(spec, args.seq_len, args.batch, args.dtype, args.tp)
+    if args.gpu is None:
+        return lines
+    preset = find_model(spec.name)
+    num_parameters = int(args.params or (preset.num_parameters if preset else 0))
+    if not num_parameters:
+        return [*lines, "weights unknown: give --params, such as --params 7e9, to see what fits on the GPU"]
+    load = fit(
+        spec,
+        num_parameters,
+        _memory(args.gpu),
+        args.seq_len,
+        args.batch,
+        dtype=args.dtype,
+        weight_dtype=args.weight_dtype,
+        tensor_parallel=args.tp,
+        block_size=args.block_size,
+        reserve_bytes=args.reserve_gib * GIB,
+        gpu_memory_utilization=args.gpu_memory_utilization,
+    )
+    return [*lines, *report_fit(load, num_parameters, args.weight_dtype)]
 
 
 def _number(value: Fraction | int) -> int | float:
@@ -261,14 +636,35 @@ def _number(value: Fraction | int) -> int | float:
 
 def _positive(**values: float) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not value > 0:
-            raise InvalidInputError(f"{name} is {value}; it must be at least 1")
+        _finite(name, value)
+        if not value > 0:
+            raise InvalidInputError(f"{name} is {value}; it must be above 0")
 
 
 def _not_negative(**values: float) -> None:
     for name, value in values.items():
-        if isinstance(value, bool) or not value >= 0:
+        _finite(name, value)
+        if not value >= 0:
             raise InvalidInputError(f"{name} is {value}; it cannot be negative")
+
+
+def _finite(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise InvalidInputError(f"{name} is {value!r}; it must be a number")
+
+
+def _count(**values: int) -> None:
+    """Raise unless every value is a whole number of at least 1."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+            raise InvalidInputError(f"{name} is {value!r}; it must be a whole number of at least 1")
+
+
+def _length(**values: int) -> None:
+    """Raise unless every value is a whole number of at least 0."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+            raise InvalidInputError(f"{name} is {value!r}; it must be a whole number, 0 or more")
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -276,437 +672,5 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
         raise InvalidInputError(f'{name} is "{value}"; use one of {", ".join(allowed)}')
 
 
-# --- reading a config -------------------------------------------------------------------------------------------------
-# Two spellings of one thing, the most common first.
-_SPELLINGS = {
-    "num_layers": (
-        "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers",
-    ),
-    "num_heads": (
-        "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "decoder_attention_heads",
-        "num_decoder_attention_heads",
-    ),
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "emb_dim", "dim", "word_embed_proj_dim"),
-    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_n_heads",
-        "num_query_groups"),
-    "head_dim": ("head_dim", "attention_head_dim", "kv_channels", "dim_head", "d_head", "n_head_dim"),
-    "window": ("sliding_window", "sliding_window_size", "attention_window_size"),
-    "layer_types": ("layer_types", "layers_block_type"),
-}  # fmt: skip
-
-_KINDS = {
-    "full_attention": "full", "attention": "full", "global": "full", "hybrid": "full", "global_attention": "full",
-    "sliding_attention": "sliding", "hybrid_sliding": "sliding", "local_attention": "sliding",
-    "chunked_attention": "chunked",
-    "indexed_attention": "full", "deepseek_sparse_attention": "full", "qwen_sparse_attention": "full",
-    "linear_attention": "none", "mamba": "none", "mamba2": "none", "recurrent": "none", "conv": "none",
-    "moe": "none", "mlp": "none", "minimax_m3_sparse": "full",
-}  # fmt: skip
-
-_INDEXED = {"indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention", "minimax_m3_sparse"}
-
-# Field names that hint at a cache which is not plain K and V. In a family that is not known, they stop us.
-_UNUSUAL = re.compile(
-    r"window|local|global|sparse_att|ssm|mamba|conv|recurr|linear_|lora_rank|shared_layers|share_kv|latent|loop|cycle|"
-    r"block_type|block_config|layer_type|_pattern|chunk|compress|index|interval|period|_per_layer|state_size|attn_layer"
-)
-_HARMLESS = re.compile(
-    r"^(q_lora_rank|o_lora_rank|chunk_size_feed_forward|chunk_size_lm_head|mlp_layer_types|\w*token_index|"
-    r"decoder_sparse_step|\w+_token_id|\w*index_to_\w+|moe_\w+|attention_window_size)$"
-)
-
-
-@dataclass(frozen=True)
-class _Config:
-    """The fields of one config, with the defaults of its family behind them."""
-
-    fields: Mapping[str, Any]
-    defaults: Mapping[str, Any]
-    family: str
-    known: bool
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any], families: Mapping[str, Any]) -> _Config:
-        family = str(fields.get("model_type") or "")
-        return cls(fields, families.get(family, {}), family, family in families)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value under any spelling of `name`, else the family's default, else `default`.
-
-        A field given as null says something ("no window", "as many as heads"): no default replaces it.
-        """
-        spellings = _SPELLINGS.get(name, (name,))
-        given = [self.fields[spelling] for spelling in spellings if spelling in self.fields]
-        assumed = [] if given else [self.defaults[spelling] for spelling in spellings if spelling in self.defaults]
-        return next((value for value in (*given, *assumed) if value is not None), default)
-
-    def need(self, name: str) -> Any:
-        value = self.get(name)
-        if value is None:
-            spellings = ", ".join(_SPELLINGS.get(name, (name,)))
-            raise UnreadableConfigError(f"the config{self.who} has no {name}; looked for {spellings}")
-        return value
-
-    def number(self, name: str, default: int | None = None) -> int:
-        value = self.need(name) if default is None else self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnreadableConfigError(f"{name} is {value!r}{self.who}; expected a whole number of at least 1")
-        return value
-
-    @property
-    def who(self) -> str:
-        return f" of family {self.family}" if self.family else ""
-
-    def at(self, layer: int) -> _Config:
-        """This config as layer `layer` sees it: values given per layer, in a list or in `per_layer_config`."""
-        own: dict[str, Any] = {}
-        for name in (*_SPELLINGS["num_heads"], *_SPELLINGS["num_kv_heads"], *_SPELLINGS["head_dim"], "sliding_window"):
-            if isinstance(self.fields.get(name), list | tuple):
-                own[name] = self._entry(name, layer)
-        overrides = self.fields.get("per_layer_config") or {}
-        for key, values in overrides.items() if isinstance(overrides, Mapping) else enumerate(overrides):
-            if int(key) == layer:
-                own |= dict(values)
-        return replace(self, fields={**self.fields, **own}) if own else self
-
-    def _entry(self, name: str, layer: int) -> Any:
-        values = self.fields[name]
-        if layer >= len(values):
-            raise UnreadableConfigError(f"{name} has {len(values)} entries{self.who}, and layer {layer} needs one")
-        return values[layer]
-
-
-def _fields_of(config: Any) -> tuple[dict[str, Any], str]:
-    """(fields, name) of anything that `from_config` takes; the text model's fields if the model has more parts."""
-    name = ""
-    if isinstance(config, str | Path):
-        fields, name = _load(config)
-    elif isinstance(config, Mapping):
-        fields = dict(config)
-        name = str(fields.get("_name_or_path") or "")
-    elif hasattr(config, "to_dict"):
-        text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-        fields = _as_dict(text)
-        name = str(getattr(config, "name_or_path", "") or "")
-    else:
-        raise InvalidInputError(
-            f"cannot read a config from {type(config).__name__}; pass a transformers config, a dict, a config.json, "
-            "a folder or an id"
-        )
-    return _text_part(fields), name
-
-
-def _as_dict(config: Any) -> dict[str, Any]:
-    """A transformers config as a dict, with the properties that its class computes and `to_dict` leaves out."""
-    fields = dict(config.to_dict())
-    for name in ("layer_types", "layers_block_type", "sliding_window", "head_dim", "num_key_value_heads"):
-        if fields.get(name) is None and getattr(config, name, None) is not None:
-            fields[name] = getattr(config, name)
-    return fields
-
-
-def _text_part(fields: dict[str, Any]) -> dict[str, Any]:
-    """The language model's own fields of a model with vision or audio parts."""
-    for key in ("text_config", "llm_config", "language_config", "language_model"):
-        inner = fields.get(key)
-        if isinstance(inner, Mapping):
-            return _text_part(dict(inner))
-    if isinstance(attention := fields.get("attn_config"), Mapping):  # MPT and DBRX keep their heads one level down
-        inner = {k: v for k, v in attention.items() if k in ("kv_n_heads", "sliding_window")}
-        return {**{k: v for k, v in fields.items() if k != "attn_config"}, **inner}
-    return fields
-
-
-def _load(source: str | Path) -> tuple[dict[str, Any], str]:
-    """Fields from a preset's name, a config.json, a folder that holds one, or an id (which needs transformers)."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
-        if not path.is_file():
-            raise InvalidInputError(f"the folder {path.parent} holds no config.json; pass a model's folder")
-    if path.is_file():
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise UnreadableConfigError(f"{path} is not a JSON file: {error}") from error
-        if not isinstance(fields, dict):
-            raise UnreadableConfigError(f"{path} holds a {type(fields).__name__}; expected an object of fields")
-        return fields, path.parent.name
-    if isinstance(source, Path) or str(source).startswith((".", "/", "~")) or str(source).endswith(".json"):
-        raise InvalidInputError(f"there is no file or folder {source}")
-    return _load_id(str(source)), str(source)
-
-
-def _load_id(name: str) -> dict[str, Any]:
-    auto = require("transformers", f'reading the config of the id "{name}"').AutoConfig
-    try:
-        config = auto.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InvalidInputError(
-            f'"{name}" is no preset, file or folder here, and as a transformers id it could not be read: {reason}'
-        ) from error
-    return _fields_of(config)[0]
-
-
-@cache
-def _known_families() -> dict[str, dict[str, Any]]:
-    """Family -> the values that transformers assumes for cache fields which a config.json leaves out."""
-    data = resources.files("minipaged").joinpath("config_defaults.json")
-    return json.loads(data.read_text(encoding="utf-8")) if data.is_file() else {}
-
-
-# --- from a config to one entry per layer -----------------------------------------------------------------------------
-
-
-def _read_layers(config: _Config) -> list[LayerCache]:
-    """One entry per layer."""
-    _refuse(config)
-    types = _layer_types(config)
-    layers = [_read_layer(config.at(index), index, layer_type) for index, layer_type in enumerate(types)]
-    return (
-        [layers[index] for index in _visits(config, len(types))] if config.family in _LOOPS else _share(config, layers)
-    )
-
-
-def _refuse(config: _Config) -> None:
-    """Raise for a config whose cache is something else than we count."""
-    if config.get("is_encoder_decoder"):
-        raise UnreadableConfigError(
-            f"the config{config.who} is an encoder-decoder: its cross-attention cache follows the source text, which "
-            "is not counted here; pass the decoder's own config with is_encoder_decoder false"
-        )
-    if config.get("is_decoder", True) is False and config.family in _ENCODERS:
-        raise UnreadableConfigError(f"the config{config.who} is an encoder (is_decoder is false): it keeps no cache")
-    if reason := _UNCOUNTED.get(config.family):
-        raise UnreadableConfigError(f"the cache of family {config.family} is not counted here: {reason}")
-    if config.known:
-        return
-    understood = {spelling for spellings in _SPELLINGS.values() for spelling in spellings} | _UNDERSTOOD
-    for name, value in config.fields.items():
-        if value in (None, False, 0) or value == [] or value == {} or name in understood or _HARMLESS.match(name):
-            continue
-        if _UNUSUAL.search(name):
-            raise UnreadableConfigError(
-                f'"{config.family}" is no family we know, and its field {name} = {str(value)[:60]} may change what the '
-                "cache holds; build KVCacheSpec(layers=...) by hand"
-            )
-
-
-# Families whose cache is none of the kinds above, and why.
-_UNCOUNTED = {
-    "cpmant": "it puts prompt tokens of its own before the text, and keeps them too",
-    "mllama": "its cross-attention layers keep K and V of the picture, not of the text",
-    "mllama_text_model": "its cross-attention layers keep K and V of the picture, not of the text",
-    "blt": "it keeps bytes in some layers and patches of several bytes in others",
-    "gemma4_assistant": "it reads the K and V of the model it assists",
-    "gemma4_unified_assistant": "it reads the K and V of the model it assists",
-    "reformer": "it keeps hashed hidden states instead of K and V",
-    "xlnet": "it keeps hidden states of earlier segments instead of K and V",
-    "openai-gpt": "its code keeps no cache",
-    "xlm": "its code keeps no cache",
-    "deepseek_v4": "its layers keep windows, compressed blocks and unfinished buffers side by side",
-}
-
-# Families that are encoders unless told otherwise.
-_ENCODERS = {
-    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
-    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod", "reformer",
-}  # fmt: skip
-
-_UNDERSTOOD = {
-    "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "use_sliding_window", "max_window_layers",
-    "per_layer_config", "num_kv_shared_layers",
-}  # fmt: skip
-
-_RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"}
-
-
-def _every(step: int, rest: str = "sliding_attention", hit: str = "full_attention") -> Any:
-    """Layers step-1, 2*step-1, ... are `hit`, the others `rest`."""
-    return lambda config, count: [hit if (i + 1) % step == 0 else rest for i in range(count)]
-
-
-def _by_pattern(step: int) -> Any:
-    """As `_every`, with the step that older configs give as sliding_window_pattern."""
-    return lambda config, count: _every(config.get("sliding_window_pattern", step))(config, count)
-
-
-# How a family fills in `layer_types` when its config.json leaves them out.
-_PATTERNS: dict[str, Any] = {
-    "gemma2": _every(2),
-    "vaultgemma": _every(2),
-    "gpt_oss": _every(2),
-    "gemma3_text": _by_pattern(6),
-    "cohere2": _by_pattern(4),
-    "exaone4": _by_pattern(4),
-    "olmo3": _every(4),
-    "gemma3n_text": _every(5),
-    "gemma4_text": lambda config, count: [*_every(6)(config, count)[:-1], "full_attention"],
-    "qwen3_next": lambda config, count: _every(config.get("full_attention_interval", 4), "linear_attention")(
-        config, count
-    ),
-    "granitemoehybrid": lambda config, count: ["linear_attention"] * count,
-}
-
-
-# Families whose layers use the window from max_window_layers on, if use_sliding_window says so.
-_BY_WINDOW = {"qwen2", "qwen3", "dots1", "ministral"}
-
-
-def _layer_types(config: _Config) -> list[str]:
-    """The type of each layer, in the words of transformers' `layer_types`."""
-    if config.family in _RECURRENT:
-        return ["linear_attention"] * config.number("num_layers")
-    types = config.get("layer_types")
-    count = config.number("num_layers", len(types) if types else None)
-    if types is None and config.family in _PATTERNS:
-        types = _PATTERNS[config.family](config, count)
-    if types is None and config.defaults.get("derives_layer_types") and config.family not in _BY_WINDOW:
-        raise UnreadableConfigError(
-            f"the config{config.who} leaves out layer_types, which its code derives; load it once with transformers "
-            "(AutoConfig) and pass that, or add layer_types"
-        )
-    if types is None:
-        types = _window_types(config, count)
-    if len(types) != count:
-        raise UnreadableConfigError(f"layer_types has {len(types)} entries{config.who}, and there are {count} layers")
-    for name in types:
-        if name not in _KINDS:
-            raise UnreadableConfigError(f'layer type "{name}"{config.who} is not one we know how to count')
-    return list(types)
-
-
-def _window_types(config: _Config, count: int) -> list[str]:
-    """Layer types of a config that lists none: no window, one for all layers, or one from max_window_layers on."""
-    window = config.get("window")
-    if window is None or config.get("use_sliding_window") is False:
-        chunked = config.get("attention_chunk_size") is not None
-        return ["chunked_attention" if chunked else "full_attention"] * count
-    if config.family in _BY_WINDOW:
-        first = config.get("max_window_layers", 0)
-        return ["sliding_attention" if index >= first else "full_attention" for index in range(count)]
-    if not config.known:
-        raise UnreadableConfigError(
-            f'"{config.family}" is no family we know, and it does not say which layers use its window of {window} '
-            "tokens; add layer_types"
-        )
-    return ["sliding_attention"] * count
-
-
-def _read_layer(config: _Config, index: int, layer_type: str) -> LayerCache:
-    """What a layer of this type keeps, by the config as this layer sees it."""
-    kind = _KINDS[layer_type]
-    if kind == "none":
-        return LayerCache("none", note=layer_type)
-    window = None
-    if kind != "full":
-        window = _window(config) if kind == "sliding" else config.number("attention_chunk_size")
-    heads = config.number("num_heads")
-    extra = _indexer_dim(config, index) if layer_type in _INDEXED else 0
-    if config.get("kv_lora_rank"):
-        rope, nope = config.number("qk_rope_head_dim"), config.number("qk_nope_head_dim")
-        latent = config.number("kv_lora_rank") + rope
-        return LayerCache(kind, heads, nope + rope, config.number("v_head_dim"), window, latent, extra, note=layer_type)
-    kv_heads, k_dim = _num_kv_heads(config, heads), _head_dim(config, heads)
-    if kind == "sliding":
-        kv_heads, k_dim = _own_of_sliding_layers(config, kv_heads, k_dim)
-    elif config.family in _GEMMA4 and "per_layer_config" not in config.fields:
-        kv_heads, k_dim = _own_of_global_layers(config, kv_heads)
-    v_dim = config.number("v_head_dim", k_dim)
-    return LayerCache(kind, kv_heads, k_dim, v_dim, window, extra=extra, note=layer_type)
-
-
-def _window(config: _Config) -> int:
-    """How many tokens a sliding layer keeps."""
-    if config.get("window") is None and config.get("local_attention"):
-        return config.number("local_attention") // 2  # ModernBERT counts both sides of a token
-    return config.number("window")
-
-
-def _own_of_sliding_layers(config: _Config, kv_heads: int, k_dim: int) -> tuple[int, int]:
-    """KV heads and head_dim of sliding layers, where they have their own."""
-    if config.family == "mimo_v2_flash":
-        kv_heads = 2 * kv_heads
-    return config.number("swa_num_key_value_heads", kv_heads), config.number("swa_head_dim", k_dim)
-
-
-_GEMMA4 = {"gemma4_text", "gemma4_unified_text"}
-
-
-def _own_of_global_layers(config: _Config, kv_heads: int) -> tuple[int, int]:
-    """KV heads and head_dim of Gemma 4's full-attention layers."""
-    if config.get("attention_k_eq_v", config.family != "gemma4_text"):
-        kv_heads = config.number("num_global_key_value_heads", kv_heads)
-    return kv_heads, config.number("global_head_dim", 512)
-
-
-def _indexer_dim(config: _Config, index: int) -> int:
-    """Numbers per token that a sparse-attention indexer keeps beside K and V; shared indexers keep none."""
-    modes = config.get("indexer_types")
-    if modes and modes[index] != "full":
-        return 0
-    if config.get("indexer_n_heads"):
-        raise UnreadableConfigError(
-            f"the indexer{config.who} keeps positions beside its keys, which are not counted here"
-        )
-    return config.number("index_head_dim") if config.get("index_head_dim") else 0
-
-
-def _head_dim(config: _Config, heads: int) -> int:
-    """The config's own head_dim if it has one, else hidden / heads."""
-    if config.get("head_dim") is not None:
-        return config.number("head_dim")
-    hidden = config.number("hidden_size")
-    if hidden % heads:
-        raise UnreadableConfigError(
-            f"hidden size {hidden}{config.who} is no multiple of {heads} heads, and no head_dim is given"
-        )
-    return hidden // heads
-
-
-def _num_kv_heads(config: _Config, heads: int) -> int:
-    """KV heads: the config's, one for multi-query attention, else as many as query heads."""
-    if config.family == "falcon":
-        if config.get("new_decoder_architecture"):
-            return config.number("num_kv_heads", heads)
-        return 1 if config.get("multi_query") else heads
-    if config.get("multi_query"):
-        return 1
-    if config.family == "gpt_bigcode":
-        return heads
-    if config.get("multi_query_attention"):
-        return config.number("multi_query_group_num")
-    return config.number("num_kv_heads", heads)
-
-
-# Families that pass some layers more than once and keep K and V of each pass.
-_LOOPS = {"dory", "inkling2_loop_text", "hrm_text", "longcat_flash"}
-
-
-def _visits(config: _Config, count: int) -> list[int]:
-    """Indexes of the layers in the order in which a token's K and V are stored."""
-    if config.family == "hrm_text":
-        cycles = config.number("H_cycles") * (config.number("L_cycles") + 1)
-        return list(range(count)) * (1 if config.get("num_layers_per_stack") else cycles)
-    if config.family == "longcat_flash":  # two attention blocks in each layer
-        return [index for index in range(count) for _ in range(2)]
-    if config.family == "dory":
-        first, last = config.number("n_input_layers"), count - config.number("n_output_layers")
-        passes = 1 if config.get("recurrent_kv_cache_mode") == "last_loop" else config.number("n_recurrent_loops")
-    else:
-        first, last = config.need("loop_layer_index_start"), config.number("loop_layer_index_end")
-        passes = config.number("loop_num_passes")
-    return [*range(first), *list(range(first, last)) * passes, *range(last, count)]
-
-
-def _share(config: _Config, layers: list[LayerCache]) -> list[LayerCache]:
-    """Let the last `num_kv_shared_layers` layers read the last earlier layer of their own type."""
-    first = len(layers) - (config.get("num_kv_shared_layers") or 0)
-    shared = []
-    for index in range(first, len(layers)):
-        source = max((i for i in range(first) if layers[i].note == layers[index].note), default=None)
-        if source is None:
-            raise UnreadableConfigError(f"layer {index}{config.who} shares K and V, and no earlier layer has its type")
-        shared.append(LayerCache("shared", source=source, note=layers[index].note))
-    return [*layers[:first], *shared]
+if __name__ == "__main__":
+    sys.exit(main())

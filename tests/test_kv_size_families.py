@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from minipaged.kv_size import KVCacheSpec, UnreadableConfigError
+from minipaged.kv_size import KVCacheSpec, UnreadableConfigError, token_bytes
 
 DEFAULTS = Path(__file__).resolve().parent.parent / "minipaged" / "config_defaults.json"
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -206,7 +206,7 @@ def kept_bytes(cache):
 def last_token_of_windows(spec, tokens):
     """Bytes of the one token per sliding layer that transformers drops once a window is full."""
     full = [layer for layer in spec.layers if layer.window is not None and tokens >= layer.window]
-    return sum(layer.token_bytes("float32") for layer in full)
+    return sum(token_bytes(layer, "float32") for layer in full)
 
 
 def assert_bytes_agree(model):
@@ -268,24 +268,26 @@ def test_the_list_of_families_left_out_is_short():
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in NOT_BUILT])
 def test_a_config_json_gives_the_same_figure_or_a_named_error(family, tmp_path):
-    """As saved by transformers, and as sparse as a published file: only what differs from the class's defaults."""
+    """As saved by transformers, as sparse as a published file, and as older files that list no layer types."""
     cls = CONFIG_MAPPING[family]
     fields = small_fields(cls)
-    config = cls(**fields)
+    older = {name: value for name, value in fields.items() if name not in ("layer_types", "layers_block_type")}
+    assert_same_or_refused(cls(**fields), {**fields, "model_type": cls.model_type})
+    cls(**fields).save_pretrained(tmp_path)
+    assert_same_or_refused(cls(**fields), tmp_path)
+    if "shared_layers" not in str(older) and "zamba" not in family:
+        assert_same_or_refused(cls(**older), {**older, "model_type": cls.model_type})
+
+
+def assert_same_or_refused(config, source):
     try:
-        want = KVCacheSpec.from_config(config)
+        got = KVCacheSpec.from_config(source)
     except UnreadableConfigError:
-        want = None
-    config.save_pretrained(tmp_path)
-    for source in (tmp_path, {**fields, "model_type": config.model_type}):
-        try:
-            got = KVCacheSpec.from_config(source)
-        except UnreadableConfigError:
-            continue
-        assert want is not None, "a figure where the config itself is refused"
-        assert [layer.tokens_kept(ABOVE) * layer.token_bytes() for layer in got.layers if layer.kind != "none"] == [
-            layer.tokens_kept(ABOVE) * layer.token_bytes() for layer in want.layers if layer.kind != "none"
-        ]
+        return
+    want = KVCacheSpec.from_config(config)  # if this raises, the source got a figure where the config itself gets none
+    for tokens in (BELOW, ABOVE):
+        assert got.cache_bytes(tokens) == want.cache_bytes(tokens)
+        assert got.allocated_bytes(tokens, mla="expanded") == want.allocated_bytes(tokens, mla="expanded")
 
 
 def family_defaults():
