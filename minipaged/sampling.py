@@ -2,9 +2,8 @@
 
 The model gives one score (a logit) per token of its vocabulary. What is written next is decided here, in this order:
 
-    logits -> / temperature -> top-k -> top-p -> min-p -> softmax -> throw a dart at a strip of length 1
-              sharpen/flatten  cut the tail, three ways               [ blue   | red |green|..]
-                                                                          ^ u = 0.31: "blue"
+    logits -> / temperature -> top-k -> top-p -> min-p -> softmax -> a race: each token waits a random time,
+              sharpen/flatten  cut the tail, three ways              the shorter the more probable; the first one wins
 
 Removed tokens get a logit of -inf, so `softmax(filter_logits(logits, params))` is the exact distribution that `sample`
 draws from; the tests prove it. Left out: penalties for repetition, grammars, and beam search (chapter 11).
@@ -122,8 +121,10 @@ def filter_logits(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator | None = None) -> torch.Tensor:
     """Choose the next token of each row: the most probable one when greedy, otherwise a random draw.
 
-    One uniform number is used per row, whatever the vocabulary: the probabilities are laid along a strip of length 1
-    and the number says where the dart lands (inverse transform sampling). The generator is used up row after row.
+    Drawing is a race (the exponential form of the Gumbel-max trick): token i waits an exponential time of rate p_i, and
+    the first to arrive is taken, which is token i with probability p_i. Unlike a dart at a strip of probabilities, the
+    result hardly ever changes when logits change in their last digits, as they do when requests run in a batch. The
+    generator is used up row after row, one number per token of the vocabulary.
 
     Args:
         logits: [vocab] or [batch, vocab], as the model gave them.
@@ -138,15 +139,13 @@ def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Genera
     """
     if params.greedy:
         return _checked(logits).argmax(dim=-1)  # torch takes the first of equal values: the lowest id
-    strip = _wide(filter_logits(logits, params)).softmax(dim=-1).cumsum(dim=-1)  # right ends, [..., vocab]
+    probs = _wide(filter_logits(logits, params)).softmax(dim=-1)
     where = generator.device if generator is not None else "cpu"
-    # Drawn at full width where the generator lives: one CPU generator gives the same numbers for any device.
-    dart = torch.rand(strip.shape[:-1], generator=generator, device=where, dtype=torch.float64)
-    total = strip[..., -1:]  # 1 but for rounding
-    dart = dart.to(strip.device, strip.dtype).unsqueeze(-1) * total  # [..., 1]
-    dart = torch.minimum(dart, torch.nextafter(total, torch.zeros_like(total)))  # rounding must not pass the end
-    # right=True: the first end beyond the dart. A removed token is a strip of width 0 and cannot be hit.
-    return torch.searchsorted(strip, dart, right=True).squeeze(-1)
+    # Drawn in float64 where the generator lives: one CPU generator gives the same numbers for logits on any device.
+    uniform = torch.rand(probs.shape, generator=generator, device=where, dtype=torch.float64)  # in [0, 1)
+    wait = -torch.log1p(-uniform)  # exponential with rate 1; divided by p it has rate p
+    wait = wait.to(probs.device, probs.dtype).clamp(min=torch.finfo(probs.dtype).tiny)  # 0 / 0 must not win
+    return (probs / wait).argmax(dim=-1)  # the largest 1 / time; a removed token has 0
 
 
 def make_generator(params: SamplingParams, device: str | torch.device = "cpu", index: int = 0) -> torch.Generator:

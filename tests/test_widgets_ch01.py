@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("ipywidgets")
 
 from minipaged.plots import ch01 as plots
-from minipaged.sampling import SamplingParams, filter_logits, make_generator, sample
+from minipaged.sampling import SamplingParams, filter_logits
 from minipaged.widgets.ch01 import dart_panel, next_token_panel
 
 WORDS = [" Paris", " the", " London", "\n", "好", "�", " a$b", "x", "y", "z", " q", "r", "s", "t"]
@@ -25,7 +25,7 @@ def panel():
 
 def test_the_first_state_cuts_nothing():
     view = panel()
-    assert "14 of 14 tokens can still be drawn" in view.sentence and "0.0% of" in view.sentence
+    assert view.sentence.startswith("All 14 tokens can be drawn") and "“·Paris”, has 0.911" in view.sentence
     assert view.picture.data["p_before"] == pytest.approx(view.picture.data["p_after"])
 
 
@@ -50,18 +50,15 @@ def test_each_slider_does_what_the_library_does(name, value):
     assert view.picture.data["lost"] == pytest.approx(float(SHARP.double().softmax(-1)[after == 0].sum()))
 
 
-def test_the_dart_hits_what_sample_would_draw():
+def test_the_dart_hits_the_token_whose_part_it_lands_on():
     view = dart_panel({"sharp": SHARP, "flat": FLAT}, TOKENIZER, keep=5)
-    params = SamplingParams(top_k=5, seed=3)
-    twin = make_generator(params)
-    kept = filter_logits(SHARP, params).isfinite().nonzero()[:, 0].tolist()
-    generator = make_generator(params)
-    for _ in range(20):
-        dart = round(float(torch.rand((), generator=twin, dtype=torch.float64)), 3)
-        token = int(sample(SHARP, params, generator))
-        view.controls["dart"].value = min(dart, 0.999)
-        assert kept[view.picture.data["hit"]] == token
-    assert "lands on" in view.sentence
+    for prompt, row in (("sharp", SHARP), ("flat", FLAT)):
+        view.controls["prompt"].value = prompt
+        ends = row.topk(5).values.sort(descending=True).values.softmax(-1).cumsum(-1)  # the ids are in this order here
+        for dart in (0.0, 0.2, 0.5, 0.9, 0.999):
+            view.controls["dart"].value = dart
+            assert view.picture.data["hit"] == int((ends <= dart).sum())
+    assert "The dart at 0.999 lands on" in view.sentence
 
 
 def test_labels_are_readable_and_drawable():
@@ -79,7 +76,7 @@ def test_labels_are_readable_and_drawable():
 def test_token_strip_counts_the_parts_that_a_token_cuts():
     picture = plots.token_strip([("ri", 3), ("qi", 3)], [("9", 3), ("1", 2), ("2", 1)], b"abcdef")
     assert picture.data == {"parts": 2, "tokens": 3, "bytes": 6, "split": 1}
-    whole = plots.token_strip([("ri", 3), ("qi", 3)], [("9", 6)], b"abcdef")
+    whole = plots.token_strip([("ri", 3), ("qi", 3)], [("9", 6)], b"abcdef", "words")
     assert whole.data["split"] == 0  # a token of two parts cuts neither
 
 
@@ -98,7 +95,7 @@ def test_every_row_of_the_continuations_is_full():
 
 def test_text_probability_multiplies():
     picture = plots.text_probability(["a", "b"], [0.5, 0.02])
-    assert picture.data == pytest.approx([0.5, 0.01]) and "1.0 × 10^-2" in picture.sentence
+    assert picture.data == pytest.approx([0.5, 0.01]) and "1.0e-02" in picture.sentence
 
 
 def test_frequencies_say_how_many_counts_are_within_chance():

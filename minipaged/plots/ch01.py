@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,17 +28,23 @@ def readable(tokenizer: Any, token_id: int) -> str:
 
 
 @picture
-def token_strip(parts: Sequence[tuple[str, int]], tokens: Sequence[tuple[str, int]], raw: bytes) -> Picture:
+def token_strip(
+    parts: Sequence[tuple[str, int]],
+    tokens: Sequence[tuple[str, int]],
+    raw: bytes,
+    unit: Literal["characters", "words"] = "characters",
+) -> Picture:
     """One text three ways, on one ruler of bytes.
 
     Args:
         parts: (label, bytes) of each character or word, left to right.
         tokens: (label, bytes) of each token.
         raw: the text's bytes.
+        unit: what the parts are.
     """
     fig, ax = new_figure(9, 2.3)
     rows = [
-        (2, parts, COLOURS["light"], "black", "01.tokens.parts"),
+        (2, parts, COLOURS["light"], "black", f"01.tokens.{unit}"),
         (1, tokens, COLOURS["blue"], "white", "01.tokens.tokens"),
         (0, [(f"{byte:02x}", 1) for byte in raw], "white", COLOURS["black"], "01.tokens.bytes"),
     ]
@@ -54,8 +60,8 @@ def token_strip(parts: Sequence[tuple[str, int]], tokens: Sequence[tuple[str, in
     ax.axis("off")
     split = _parts_cut_by_tokens(parts, tokens)
     values = {"parts": len(parts), "tokens": len(tokens), "bytes": len(raw), "split": split}
-    ax.set_title(say("01.tokens.title", **values))
-    return Picture(fig, say("01.tokens.sentence", **values), data=values)
+    ax.set_title(say(f"01.tokens.title.{unit}", **values))
+    return Picture(fig, say(f"01.tokens.sentence.{unit}", **values), data=values)
 
 
 def _parts_cut_by_tokens(parts: Sequence[tuple[str, int]], tokens: Sequence[tuple[str, int]]) -> int:
@@ -68,14 +74,14 @@ def _parts_cut_by_tokens(parts: Sequence[tuple[str, int]], tokens: Sequence[tupl
 
 
 @picture
-def next_token_bars(before: Any, after: Any, name: Callable[[int], str], prompt: str = "") -> Picture:
+def next_token_bars(before: Any, after: Any, name: Callable[[int], str], prompt: str = "", note: str = "") -> Picture:
     """The most probable next tokens, before and after temperature and cuts.
 
     Args:
         before: [vocab], the model's own distribution.
         after: [vocab], what is drawn from: 0 for a token that was cut, the rest sums to 1.
         name: token id -> label.
-        prompt: shown above the bars.
+        prompt: shown above the bars, with a note on what was done to the distribution.
     """
     before, after = _array(before), _array(after)
     ids = np.argsort(-before, kind="stable")[:TOP]
@@ -106,8 +112,10 @@ def next_token_bars(before: Any, after: Any, name: Callable[[int], str], prompt:
     title = say("01.bars.title" if values["kept"] < len(before) else "01.bars.title.all", **values)
     fig.suptitle(title, x=0.02, ha="left", fontsize=11, fontweight="bold")
     if prompt:
-        ax.set_title(say("01.bars.prompt", prompt=prompt), fontsize=9.5, fontweight="normal")
-    return Picture(fig, say("01.bars.sentence", **values), data=values | {"ids": ids.tolist()})
+        ax.set_title(say("01.bars.prompt", prompt=prompt, note=note), fontsize=9.5, fontweight="normal")
+    values |= {"shown": len(ids), "shown_mass": float(after[ids].sum())}
+    key = "01.bars.sentence.own" if np.array_equal(before, after) else "01.bars.sentence"
+    return Picture(fig, say(key, **values), data=values | {"ids": ids.tolist()})
 
 
 @picture
@@ -125,10 +133,12 @@ def mass_curves(prompts: Mapping[str, Any], p: float) -> Picture:
         mass = np.cumsum(ordered)
         count, vocab = int((mass - ordered < p).sum()), len(ordered)
         counts.append(count)
-        ax.plot(np.arange(1, vocab + 1), mass, color=colour(index), ls=["-", "--", ":"][index % 3], label=prompt)
+        ax.plot(np.arange(1, vocab + 1), mass, color=colour(index), ls=["-", "--", ":"][index % 3])
         ax.plot([count, count], [0, mass[count - 1]], color=colour(index), lw=1, ls=":")
         ax.plot(count, mass[count - 1], "os^"[index % 3], color=colour(index))
         ax.annotate(f"{count:,}", (count, 0.04), xytext=(4, 0), textcoords="offset points", fontsize=9.5)
+        at = int(np.searchsorted(mass, 0.35))  # the label hangs on its own line, below it
+        ax.annotate(prompt, (at + 1, mass[at]), xytext=(6, -9), textcoords="offset points", va="top", fontsize=9.5)
     ax.axhline(p, color=COLOURS["black"], lw=0.8)
     ax.text(vocab, p - 0.02, f"p = {p:g}", fontsize=9, va="top", ha="right")
     share = int(p * vocab)
@@ -138,7 +148,6 @@ def mass_curves(prompts: Mapping[str, Any], p: float) -> Picture:
     )
     ax.set_xscale("log")
     ax.set(xlim=(0.9, vocab * 1.05), ylim=(0, 1.02), xlabel=say("01.mass.x"), ylabel=say("01.mass.y"))
-    ax.legend(loc="upper left", bbox_to_anchor=(0, 0.86))
     values = {"p": p, "first": counts[0], "second": counts[-1], "vocab": vocab, "share": share}
     ax.set_title(say("01.mass.title", **values))
     return Picture(fig, say("01.mass.sentence", **values), data=counts)
@@ -190,7 +199,8 @@ def text_probability(labels: Sequence[str], probs: Any) -> Picture:
     ax.set_yscale("log")
     ax.set(xticks=x, ylim=(product[-1] / 10, 10), ylabel=say("01.product.y"))
     ax.set_xticklabels(labels, family="DejaVu Sans Mono", fontsize=9)
-    values = {"n": len(probs), "total": _power(float(product[-1])), "least": labels[int(probs.argmin())],
+    total = float(product[-1])
+    values = {"n": len(probs), "total": f"{total:.1e}", "title_total": _power(total), "least": labels[int(probs.argmin())],
               "least_p": float(probs.min())}  # fmt: skip
     ax.set_title(say("01.product.title", **values))
     return Picture(fig, say("01.product.sentence", **values), data=product.tolist())
@@ -210,7 +220,7 @@ def dart_strip(names: Sequence[str], probs: Any, dart: float) -> Picture:
     hit = int(np.searchsorted(ends, min(dart * ends[-1], np.nextafter(ends[-1], 0)), side="right"))
     lefts = ends - probs
     fig, ax = new_figure(7.5, 1.9)
-    shades = [colour(i) if i == hit else "#f2f2f2" for i in range(len(probs))]
+    shades = [COLOURS["sky"] if i == hit else "#f2f2f2" for i in range(len(probs))]
     ax.barh(
         np.zeros(len(probs)), probs, left=lefts, height=0.8, color=shades, edgecolor=COLOURS["black"], linewidth=0.8
     )
@@ -230,20 +240,23 @@ def dart_strip(names: Sequence[str], probs: Any, dart: float) -> Picture:
 
 @picture
 def frequencies(names: Sequence[str], expected: Any, counts: Any) -> Picture:
-    """How often each token was drawn, beside the count its probability promises and what chance allows (two sigma)."""
+    """How often each token was drawn, over what its probability promises, and what chance allows (two sigma)."""
     expected, counts = _array(expected), _array(counts)
+    order = np.argsort(-expected, kind="stable")
+    names, expected, counts = [names[i] for i in order], expected[order], counts[order]
     draws = float(counts.sum())
     spread = 2 * np.sqrt(expected * (1 - expected / draws))
-    fig, ax = new_figure(7.5, 3.0)
+    fig, ax = new_figure(7.5, 3.1)
     x = np.arange(len(names))
-    ax.bar(x, counts, width=0.7, color=COLOURS["sky"], edgecolor=COLOURS["black"], linewidth=0.6,
-           label=say("01.frequencies.drawn"))  # fmt: skip
-    ax.errorbar(x, expected, yerr=spread, fmt="D", ms=4, color=COLOURS["black"], capsize=4, lw=1.2,
-                label=say("01.frequencies.promised"))  # fmt: skip
-    ax.set_xticks(x, names, family="DejaVu Sans Mono", fontsize=8.5, rotation=20, ha="right")
-    ax.set_ylabel(say("01.frequencies.y"))
-    ax.set_yscale("symlog", linthresh=max(10.0, draws / 100))
-    ax.legend(loc="upper right")
+    ax.bar(x, 2 * spread / expected, bottom=1 - spread / expected, width=0.6, color=COLOURS["light"],
+           edgecolor=COLOURS["grey"], linewidth=0.8, label=say("01.frequencies.allowed"))  # fmt: skip
+    ax.axhline(1, color=COLOURS["black"], lw=0.8)
+    ax.plot(x, counts / expected, "o", color=COLOURS["blue"], ms=7, label=say("01.frequencies.drawn"))
+    labels = [say("01.frequencies.name", name=n, promised=e) for n, e in zip(names, expected, strict=True)]
+    ax.set_xticks(x, labels, family="DejaVu Sans Mono", fontsize=8.5)
+    ax.set(xlabel=say("01.frequencies.x"), ylabel=say("01.frequencies.y"))
+    ax.set_ylim(0, max(2.0, float((counts / expected).max()) * 1.1))
+    ax.legend(loc="lower left")
     inside = int((np.abs(counts - expected) <= spread).sum())
     values = {"draws": int(draws), "inside": inside, "n": len(names)}
     ax.set_title(say("01.frequencies.title", **values))
@@ -264,7 +277,7 @@ def end_token_by_step(labels: Sequence[str], chances: Any) -> Picture:
     ax.set(ylim=(1e-16, 10), yticks=[1e-15, 1e-10, 1e-5, 1], ylabel=say("01.end.y"))
     ax.minorticks_off()
     ax.set_xticks(x, labels, family="DejaVu Sans Mono", fontsize=9)
-    values = {"n": len(labels), "last": float(chances[-1]), "most": _power(float(chances[:-1].max()))}
+    values = {"n": len(labels), "last": float(chances[-1]), "most": f"{chances[:-1].max():.0e}"}
     ax.set_title(say("01.end.title", **values))
     return Picture(fig, say("01.end.sentence", **values), data=chances.tolist())
 
@@ -283,11 +296,12 @@ def dependence(labels: Sequence[str], distance: Any, changed: int) -> Picture:
     x = np.arange(len(labels))
     ax.bar(x, distance, width=0.75, color=[COLOURS["red"] if i == changed else COLOURS["blue"] for i in x])
     ax.axvspan(-0.5, changed - 0.5, color=COLOURS["light"], alpha=0.6, lw=0)
-    ax.text((changed - 1) / 2, 0.5, say("01.dependence.before"), ha="center", va="center", fontsize=9)
-    ax.annotate(say("01.dependence.changed"), (changed, distance[changed]), xytext=(changed + 1.2, 0.93), fontsize=9,
-                va="center", arrowprops={"arrowstyle": "->"})  # fmt: skip
+    top = min(1.0, float(distance.max()) * 1.35)
+    ax.text((changed - 1) / 2, top / 2, say("01.dependence.before"), ha="center", va="center", fontsize=9)
+    ax.annotate(say("01.dependence.changed"), (changed, distance[changed]), xytext=(changed - 1, top * 0.92),
+                fontsize=9, va="center", ha="right", arrowprops={"arrowstyle": "->"})  # fmt: skip
     ax.set_xticks(x, labels, family="DejaVu Sans Mono", fontsize=8.5, rotation=45, ha="right")
-    ax.set(ylim=(0, 1), xlim=(-0.6, len(labels) - 0.4), ylabel=say("01.dependence.y"))
+    ax.set(ylim=(0, top), xlim=(-0.6, len(labels) - 0.4), ylabel=say("01.dependence.y"))
     later = distance[changed:]
     values = {"later": len(later), "least": float(later.min()), "most": float(later.max()), "changed": labels[changed],
               "before": changed, "before_max": float(distance[:changed].max())}  # fmt: skip
@@ -303,6 +317,6 @@ def _array(values: Any) -> np.ndarray:
 
 
 def _power(value: float) -> str:
-    """A very small number as a reader would write it: "about 3 in 10 to the 12" is 3e-12."""
+    """A very small number as it is written by hand, for a title."""
     exponent = math.floor(math.log10(value))
-    return f"{value / 10**exponent:.1f} × 10^{exponent}"
+    return rf"${value / 10**exponent:.1f} \times 10^{{{exponent}}}$"

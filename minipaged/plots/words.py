@@ -101,12 +101,18 @@ WORDS: dict[str, str] = {
         "After {passes} passes there are {passes} new tokens, and {read:,} tokens were read; the text is “{text}”."
     ),
     # 01 autoregressive decoding
-    "01.tokens.parts": "{n} parts",
+    "01.tokens.characters": "{n} characters",
+    "01.tokens.words": "{n} words",
     "01.tokens.tokens": "{n} token ids",
     "01.tokens.bytes": "{n} bytes",
-    "01.tokens.title": "{parts} parts, {bytes} bytes, {tokens} tokens: {split} of the parts are cut by a token",
-    "01.tokens.sentence": (
-        "The text has {parts} parts and {bytes} bytes; it becomes {tokens} tokens, and {split} of the {parts} parts "
+    "01.tokens.title.characters": "{parts} characters become {tokens} tokens: {split} of them are cut in pieces",
+    "01.tokens.title.words": "{parts} words become {tokens} tokens: {split} of them are cut in pieces",
+    "01.tokens.sentence.characters": (
+        "The text has {parts} characters and {bytes} bytes; it becomes {tokens} tokens, and {split} of the {parts} "
+        "characters are made of more than one token."
+    ),
+    "01.tokens.sentence.words": (
+        "The text has {parts} words and {bytes} bytes; it becomes {tokens} tokens, and {split} of the {parts} words "
         "are made of more than one token."
     ),
     "01.bars.kept": "after: what is drawn from",
@@ -116,7 +122,11 @@ WORDS: dict[str, str] = {
     "01.bars.axis": "probability   ({rest:,} more kept tokens are not shown; they share {mass:.3f})",
     "01.bars.title": "{kept:,} of {vocab:,} tokens stay; {lost:.1%} of the mass was cut away",
     "01.bars.title.all": "“{top}” leads with {p_after:.2f}; all {vocab:,} tokens share the mass",
-    "01.bars.prompt": "after “{prompt}”",
+    "01.bars.prompt": "after “{prompt}” {note}",
+    "01.bars.sentence.own": (
+        "All {vocab:,} tokens can be drawn; the most probable, “{top}”, has {p_after:.3f}, and the {shown} shown hold "
+        "{shown_mass:.3f} together."
+    ),
     "01.bars.sentence": (
         "{kept:,} of {vocab:,} tokens can still be drawn, and {lost:.1%} of the model's probability was cut away; the "
         "most probable token, “{top}”, went from {p_before:.3f} to {p_after:.3f}."
@@ -137,7 +147,7 @@ WORDS: dict[str, str] = {
         "beginning."
     ),
     "01.product.y": "probability so far",
-    "01.product.title": "{n} factors below 1: the whole text has probability {total}",
+    "01.product.title": "{n} factors below 1: the whole text has probability {title_total}",
     "01.product.sentence": (
         "The product of {n} conditional probabilities is {total}; the smallest factor, {least_p:.2g}, is the one of "
         "“{least}”."
@@ -146,23 +156,25 @@ WORDS: dict[str, str] = {
     "01.dart.sentence": (
         "The dart at {dart:.3f} lands on “{name}”, whose part of the strip goes from {left:.3f} to {right:.3f}."
     ),
-    "01.frequencies.drawn": "drawn",
-    "01.frequencies.promised": "promised, ± 2 standard deviations",
-    "01.frequencies.y": "times drawn",
+    "01.frequencies.drawn": "drawn / promised",
+    "01.frequencies.allowed": "what chance allows (± 2 standard deviations)",
+    "01.frequencies.y": "times drawn / promised",
+    "01.frequencies.name": "{name}\n({promised:.0f})",
+    "01.frequencies.x": "token (times promised)",
     "01.frequencies.title": "{draws:,} draws: {inside} of {n} counts lie where chance allows",
     "01.frequencies.sentence": (
         "Of {n} tokens drawn {draws:,} times in all, {inside} were drawn as often as their probability promises, "
         "within two standard deviations."
     ),
     "01.end.y": "probability of the end token",
-    "01.end.title": "The end is a token too: its probability jumps to {last:.2f} when the answer is complete",
+    "01.end.title": "The end is a token too: near 0 until the answer is complete, then {last:.2f}",
     "01.end.sentence": (
         "Over {n} steps the end token's probability stays at or below {most}, and at the last step it is {last:.2f}."
     ),
     "01.dependence.before": "before: equal",
     "01.dependence.changed": "the changed token",
     "01.dependence.y": "distance between the\ntwo predictions",
-    "01.dependence.title": "One changed token: nothing before it moves, all {later} predictions from it on do",
+    "01.dependence.title": "Nothing before the change moves; all {later} predictions after it do",
     "01.dependence.sentence": (
         "The {before} predictions before the changed token are equal; the {later} from it on differ, by {least:.2f} to "
         "{most:.2f} in total variation."
@@ -170,8 +182,8 @@ WORDS: dict[str, str] = {
     # 02 tensor shapes
     "02.ranks.rank": "rank {rank}",
     "02.ranks.title": "Rank counts the axes: {length} numbers in a row are still rank 1",
-    "02.ranks.item": "{name} has rank {rank}, shape {shape}",
-    "02.ranks.sentence": "Rank is the number of axes, whatever their lengths: {named}.",
+    "02.ranks.item": "{name}: rank {rank}, shape {shape}",
+    "02.ranks.sentence": "Rank is the number of axes, whatever their lengths. {named}.",
     "02.memory.title": "{name}: {sum} = {offset}",
     "02.memory.title.plain": "{name}: strides {strides}",
     "02.memory.sentence": "{name}, strides {strides}: the cell at {where} stands at {sum} = {offset} in memory.",
@@ -196,7 +208,7 @@ WORDS: dict[str, str] = {
     ),
     "02.heads.query": "{count} query heads",
     "02.heads.kv": "{count} KV heads (one K and one V each)",
-    "02.heads.panel": "{heads} : {kv_heads}, groups of {group}",
+    "02.heads.panel": "{heads} query heads share {kv_heads}: groups of {group}",
     "02.heads.item": "{heads} query heads read {kv_heads} KV heads in groups of {group}",
     "02.heads.sentence": "Neighbouring query heads form a group that reads one KV head: {listed}.",
     "02.split.wrong": "view alone: {count} of {total} in a wrong place",
@@ -217,7 +229,7 @@ WORDS: dict[str, str] = {
     "02.bytes.readers": "{group} query heads",
     "02.read.label": "{time} ms   ×{ratio}",
     "02.read.axis": "milliseconds to read K and V once (logarithmic)",
-    "02.read.title": "{slowest}: {ratio} times the reading time of {base}",
+    "02.read.title": "The slowest way takes {ratio} times as long as the one marked ×1",
     "02.read.sentence": (
         "Reading {amount} of K and V once takes: {listed}; {slowest} needs {ratio} times as long as {base}."
     ),
@@ -274,8 +286,7 @@ WORDS: dict[str, str] = {
     "03.rope.clock": "query at {q_at}, key at {k_at}\ndistance {distance}, score {score:.2f}",
     "03.rope.title": "Both hands turn with the position; the angle between them keeps the distance",
     "03.rope.sentence": (
-        "At positions {positions} (query, key) the distances are {distances} and the whole scores are "
-        "{scores}."
+        "At positions {positions} (query, key) the distances are {distances} and the whole scores are {scores}."
     ),
     "03.survey.first": "share given to the first token: above half in {over} of {total} heads",
     "03.survey.previous": "share given to the token before: above half in {over} of {total} heads",
@@ -339,7 +350,7 @@ WORDS: dict[str, str] = {
     ),
     "04.batch.title": "{rows} times the rows, {ratio:.1f} times the time",
     "04.batch.x": "rows in the batch (each gets one new token)",
-    "04.batch.y": "time of a step",
+    "04.batch.y": "time of a step (1 row = 1)",
     "04.batch.measured": "measured: one pass for all rows",
     "04.batch.one_by_one": "one pass for each row",
     "04.batch.sentence": (
@@ -369,8 +380,8 @@ WORDS: dict[str, str] = {
     "04.step.time.first": "weights: {n:,.2f}",
     "04.step.time.second": "attention: {n:,.2f}",
     "04.step.sentence": (
-        "{model} on {gpu}, {batch} rows of {held} tokens: a step with a cache computes {gflop:,.1f} GFLOP and reads "
-        "{gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the work "
+        "{model} on {gpu}, batch {batch}, {held} tokens a row: a step with a cache computes {gflop:,.1f} GFLOP and "
+        "reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the work "
         "would be recomputation. Weights: {linear}. Attention: {attention}."
     ),
     # 05 KV cache size
@@ -421,7 +432,7 @@ WORDS: dict[str, str] = {
     "06.bars.ours": "ours",
     "06.bars.paper": "paper",
     "06.bars.percent": "% of the pool's slots",
-    "06.bars.title": "Even with lengths known beforehand, {tokens:.0f} % of the pool holds tokens",
+    "06.bars.title": "Even with lengths known beforehand, only {tokens:.0f} % holds tokens",
     "06.bars.sentence": (
         "Slots that hold tokens, in per cent, ours against the paper's: {each}; the largest difference in "
         "any part is {furthest:.1f} points."
