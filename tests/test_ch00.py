@@ -135,6 +135,21 @@ def test_a_notebook_that_is_there_is_not_called_planned():
     assert there <= {chapter.file for chapter in COURSE if chapter.written}
 
 
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")), ids=lambda path: path.stem)
+def test_what_a_card_needs_comes_before_it_on_the_map(path):
+    import nbformat
+
+    card = nbformat.read(path, as_version=4).cells[0].source
+    needs = re.search(r"\*\*Needs\*\*(.*)", card)[1]
+    asked = {int(n) for n in re.findall(r"\b(?:0\d|1[0-3])\b", needs)}
+    asked |= {int(n) for n in re.findall(r"chapter (\d)\b", needs)}
+    before, todo = set(), list(COURSE[int(path.stem[:2])].needs)
+    while todo:
+        before.add(todo[-1])
+        todo += COURSE[todo.pop()].needs
+    assert asked <= before, f"{path.stem} asks for {sorted(asked)}, the map has {sorted(before)}"
+
+
 def test_the_table_links_written_chapters_only():
     links = re.findall(r"\]\(([^)]+)\.ipynb\)", course_table())
     assert links == [chapter.file for chapter in COURSE if chapter.written]

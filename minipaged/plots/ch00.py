@@ -45,9 +45,9 @@ class Chapter:
 COURSE = (  # the index is the chapter's number; a need that follows from another one is left out
     Chapter("00_start_here"),
     Chapter("01_autoregressive_decoding", (0,)),
-    Chapter("02_tensor_shapes", (0,)),
+    Chapter("02_tensor_shapes", (1,)),
     Chapter("03_attention", (2,)),
-    Chapter("04_naive_kv_cache", (1, 3)),
+    Chapter("04_naive_kv_cache", (3,)),
     Chapter("05_kv_cache_size", (4,)),
     Chapter("06_fragmentation", (5,)),
     Chapter("07_paged_kv_cache", (6,)),
