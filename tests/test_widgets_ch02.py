@@ -72,7 +72,7 @@ def test_the_k_tensor_of_the_article():
 def test_one_embedding_is_drawn_with_rank_1_however_long():
     drawn = pictures.ranks([("a temperature", ()), ("one embedding", (576,)), ("K", (1, 3, 6, 64))])
     assert drawn.data == [("a temperature", 0), ("one embedding", 1), ("K", 4)]
-    assert "one embedding has rank 1, shape (576,)" in drawn.sentence
+    assert "one embedding: rank 1, shape (576,)" in drawn.sentence
 
 
 def test_a_transposed_cell_stands_where_it_stood():

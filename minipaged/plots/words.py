@@ -239,13 +239,17 @@ WORDS: dict[str, str] = {
     "03.row.queries": "queries: who looks",
     "03.row.share": "lit row, %",
     "03.row.percent": "{share:.0%}",
-    "03.row.sentence": (
-        "{where}: row {row}, “{query}”, gives {best:.0%} of its look to “{looked}”; the {hidden} tokens after "
-        "it are hidden."
+    "03.row.sentence": "{where}: row {row}, “{query}”, gives {best:.0%} of its look to “{looked}”; {rest}.",
+    "03.row.hidden.0": "no token stands after it",
+    "03.row.hidden.1": "the one token after it is hidden",
+    "03.row.hidden.2": "the {hidden} tokens after it are hidden",
+    "03.row.open.0": "no token stands after it",
+    "03.row.open.1": (
+        "without the mask, {ahead:.0%} goes to the token after it, which is not written yet when this one is read"
     ),
-    "03.row.sentence.open": (
-        "{where}, without the mask: row {row}, “{query}”, gives {best:.0%} of its look to “{looked}”, and "
-        "{ahead:.0%} to the {hidden} tokens after it, which are not written yet when this token is read."
+    "03.row.open.2": (
+        "without the mask, {ahead:.0%} goes to the {hidden} tokens after it, which are not written yet when "
+        "this one is read"
     ),
     "03.layer.attention": "attention",
     "03.layer.mlp": "MLP",
@@ -284,7 +288,7 @@ WORDS: dict[str, str] = {
         "only {same} of them to the right one, with the same shapes and no error."
     ),
     "03.rope.clock": "query at {q_at}, key at {k_at}\ndistance {distance}, score {score:.2f}",
-    "03.rope.title": "Both hands turn with the position; the angle between them keeps the distance",
+    "03.rope.title": "Both hands turn; the angle between them stays",
     "03.rope.sentence": (
         "At positions {positions} (query, key) the distances are {distances} and the whole scores are {scores}."
     ),
@@ -292,7 +296,7 @@ WORDS: dict[str, str] = {
     "03.survey.previous": "share given to the token before: above half in {over} of {total} heads",
     "03.survey.head": "head",
     "03.survey.layer": "layer",
-    "03.survey.title": "Most heads rest on the first token; {previous} of {total} mostly copy from one step back",
+    "03.survey.title": "Most heads rest on the first token; {previous} of {total} look one step back",
     "03.survey.sentence": (
         "Of {total} heads, {first} give the first token more than half of their look (mean over all heads "
         "{mean:.0%}), and {previous} give more than half to the token just before."

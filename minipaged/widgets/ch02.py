@@ -27,7 +27,8 @@ def memory_panel() -> Panel:
         return cell_in_memory(shape, layouts[layout], (head, token, number), name=name, axis_names=axis_names)
 
     def slider(name: str, largest: int, value: int) -> Any:
-        return widgets.IntSlider(value, 0, largest, description=say(f"02.memory.{name}"), continuous_update=False)
+        words = say(f"02.memory.{name}")
+        return widgets.IntSlider(value=value, min=0, max=largest, description=words, continuous_update=False)
 
     controls = {
         "layout": widgets.Dropdown(options=names, value="view", description=say("02.memory.layout")),
@@ -52,7 +53,9 @@ def shapes_panel(
 
     def slider(name: str, value: int, smallest: int, largest: int, step: int = 1) -> Any:
         words = say(f"02.shapes.{name}")
-        return widgets.IntSlider(value, smallest, largest, step, description=words, continuous_update=False)
+        return widgets.IntSlider(
+            value=value, min=smallest, max=largest, step=step, description=words, continuous_update=False
+        )
 
     controls = {
         "batch": slider("batch", batch, 1, 64),
