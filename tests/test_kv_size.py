@@ -91,7 +91,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("what", "computed", "published", "tolerance", "source"), PUBLISHED, ids=lambda v: str(v)[:30])
 def test_published_figures_agree(what, computed, published, tolerance, source):
-    """The paper's GB and KB are GiB and KiB (12 GiB hold 15,728 slots of 800 KiB); the others count in powers of ten."""
+    """The paper's GB and KB are GiB and KiB (12 GiB hold 15,728 slots); the others count in powers of ten."""
     assert computed == pytest.approx(published, rel=tolerance or 1e-12), f"{what} ({source})"
 
 
