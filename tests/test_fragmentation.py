@@ -213,6 +213,10 @@ def test_seeds_reproduce_and_differ():
     assert run(1).parts != run(2).parts
 
 
+def test_a_longer_list_of_requests_begins_with_the_shorter():
+    assert sharegpt_like(500, 3)[:50] == sharegpt_like(50, 3)
+
+
 def test_poisson_arrivals_keep_their_rate():
     times = poisson_arrivals(20_000, 0.25, 0)
     assert times == sorted(times) and times[-1] / 20_000 == pytest.approx(4, rel=0.05)

@@ -49,9 +49,8 @@ def batches(static: Sequence[tuple[int, int, int, int]], continuous: Sequence[tu
             ax.broken_barh([(0, steps)], (lane + 0.08, 0.84), facecolor="#f7f7f7", edgecolor="#c4c4c4", hatch="..")
         for request, lane, start, length in bars:
             ax.broken_barh([(start, length)], (lane + 0.08, 0.84), facecolor=colour(request), edgecolor="white")
-            ax.text(
-                start + length / 2, lane + 0.5, letter(request), ha="center", va="center", fontsize=9, weight="bold"
-            )
+            text = {"fontsize": 9, "weight": "bold", "color": ink(colour(request))}
+            ax.text(start + length / 2, lane + 0.5, letter(request), ha="center", va="center", **text)
         ax.set_title(say(f"06.batches.{name}", steps=steps, idle=steps * lanes - work))
         ax.set_ylim(lanes, 0)
         ax.set_yticks([lane + 0.5 for lane in range(lanes)], [say("06.batches.lane", n=lane) for lane in range(lanes)])

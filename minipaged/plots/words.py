@@ -119,6 +119,7 @@ WORDS: dict[str, str] = {
     "01.bars.cut": "cut away",
     "01.bars.before": "before: the model's own",
     "01.bars.out": "cut",
+    "01.bars.axis.all": "probability",
     "01.bars.axis": "probability   ({rest:,} more kept tokens are not shown; they share {mass:.3f})",
     "01.bars.title": "{kept:,} of {vocab:,} tokens stay; {lost:.1%} of the mass was cut away",
     "01.bars.title.all": "“{top}” leads with {p_after:.2f}; all {vocab:,} tokens share the mass",
@@ -389,6 +390,48 @@ WORDS: dict[str, str] = {
         "would be recomputation. Weights: {linear}. Attention: {attention}."
     ),
     # 05 KV cache size
+    "05.part.weights": "weights {size}",
+    "05.part.reserve": "activations and reserve {size}",
+    "05.part.unused": "left alone {size}",
+    "05.part.kv": "K and V {size}",
+    "05.part.free": "free {size}",
+    "05.part.missing": "missing {size}",
+    "05.gpu.axis": "GiB of one {gpu} (the black line is its {memory} GiB)",
+    "05.gpu.title.fits": "{batch} × {length:,} tokens fit, and {free} stay free",
+    "05.gpu.title.missing": "{batch} × {length:,} tokens do not fit: {missing} are missing",
+    "05.gpu.no.limit": "not limited by memory",
+    "05.gpu.sentence": (
+        "{model} on {gpu}: {per_token} bytes per token; {batch} × {length} tokens need {kv} for K and V beside {weights} "
+        "of weights, {ratio} : 1; largest batch at this length: {largest}."
+    ),
+    "05.gpu.fits": "It fits, and {free} stay free.",
+    "05.gpu.missing": "It does not fit: {missing} are missing. {advice}",
+    "05.ratio.axis": "GiB (the black line is the {card})",
+    "05.ratio.title": "The {card} ends at {best} : 1; {highest} : 1 needs another machine",
+    "05.ratio.weights": "weights",
+    "05.ratio.kv": "K and V",
+    "05.ratio.row": "{name}: {ratio} : 1, {total} in all, {where}",
+    "05.ratio.on": "fits",
+    "05.ratio.off": "does not fit",
+    "05.ratio.sentence": "K and V against weights: {rows}.",
+    "05.heads.kept": "{numbers:,} numbers, {share} %",
+    "05.heads.title": "{query_heads} query heads read {most:,} numbers per token, or only {least:,}",
+    "05.heads.row": "{name} keeps K and V of {kv_heads} KV heads, {numbers:,} numbers",
+    "05.heads.latent": "{name} keeps one latent of {numbers:,} numbers",
+    "05.heads.sentence": "For one token in one layer with {query_heads} query heads: {named}.",
+    "05.kept.layer": "layer {layer}: {what}",
+    "05.kept.full": "every token",
+    "05.kept.sliding": "the last {window}",
+    "05.kept.chunked": "a chunk of {window}",
+    "05.kept.shared": "reads layer {source}",
+    "05.kept.none": "a state, no tokens",
+    "05.kept.first": "token 0",
+    "05.kept.last": "token {last}",
+    "05.kept.title": "After {length} tokens, {held} of {every} K and V pairs are held",
+    "05.kept.sentence": "After {length} tokens the layers hold {held} of {every} K and V pairs.",
+    "05.growth.x": "tokens in one sequence",
+    "05.growth.title": "{most} needs {size} for one sequence of {longest:,} tokens",
+    "05.growth.sentence": "One sequence of {longest:,} tokens needs: {rows}.",
     # 06 fragmentation
     "06.step": "step",
     "06.slot": "slot",
@@ -483,6 +526,8 @@ WORDS: dict[str, str] = {
         "{tokens} tokens leave {max:,} of {reserved:,} reserved slots empty; in blocks they hold {held} slots, and "
         "{paged} of these are empty."
     ),
+    "07.count.sequence.one": "{n} sequence",
+    "07.count.sequence.many": "{n} sequences",
     "07.count.token.one": "{n} token",
     "07.count.token.many": "{n} tokens",
     "07.count.block.one": "{n} block",
@@ -499,19 +544,22 @@ WORDS: dict[str, str] = {
     "07.poured.lit": (
         " Position {position} is in logical block {row} at offset {offset}: physical block {block}, slot {slot}."
     ),
-    "07.pool.title": "{n} sequences hold {held} of {pool} blocks; {empty} of their slots are empty",
+    "07.pool.title": "{n}: {held} of {pool} blocks in use, {empty} of their slots empty",
     "07.pool.used": "a token's K and V",
     "07.pool.reserved": "empty slot of a last block",
     "07.pool.free": "free block",
     "07.pool.sentence": (
-        "{n} sequences with {tokens} tokens hold {held} of {pool} blocks; {empty} slots of their last blocks are "
-        "empty, and {free} blocks are free for anybody."
+        "{n}, {tokens} tokens in all: {held} of {pool} blocks in use, {empty} empty slots in their last blocks, {free} "
+        "free blocks for anybody."
     ),
     "07.layer.title": "{tokens} tokens of one sequence, far apart in one layer's pool of {mib:.1f} MiB",
     "07.layer.block": "block {block}: tokens {first} to {last}",
     "07.layer.sentence": (
         "One layer's pool of {n} blocks is {mib:.1f} MiB; the table {table} finds the sequence's {tokens} tokens in it."
     ),
+    "07.bars.title": "Paging fills {paged:.1f} % of the slots; the best reservation, {best}, {tokens:.1f} %",
+    "07.bars.each": "{name} {ours:.1f} against {paper:.1f}",
+    "07.bars.sentence": "Slots that hold a token, in per cent, ours against the paper's: {each}.",
     "07.sizes.title": "Small blocks waste little, large blocks need short tables; {chosen} keeps {at:.1f} %",
     "07.sizes.percent": "slots that hold a token, % of the pool",
     "07.sizes.entries": "block table entries of a request",
