@@ -105,7 +105,7 @@ def next_token_bars(before: Any, after: Any, name: Callable[[int], str], prompt:
     ax.set_yticks(rows, names, family="DejaVu Sans Mono", fontsize=9)
     ax.invert_yaxis()
     ax.set_xlim(0, most * 1.16)
-    ax.set_xlabel(say("01.bars.axis", rest=rest, mass=mass_rest))
+    ax.set_xlabel(say("01.bars.axis" if rest else "01.bars.axis.all", rest=rest, mass=mass_rest))
     ax.legend(loc="lower right")
     values = {"kept": int(kept.sum()), "vocab": len(before), "lost": max(0.0, float(before[~kept].sum()))}
     values |= {"top": names[0], "p_before": float(before[ids[0]]), "p_after": float(after[ids[0]])}
@@ -200,8 +200,9 @@ def text_probability(labels: Sequence[str], probs: Any) -> Picture:
     ax.set(xticks=x, ylim=(product[-1] / 10, 10), ylabel=say("01.product.y"))
     ax.set_xticklabels(labels, family="DejaVu Sans Mono", fontsize=9)
     total = float(product[-1])
-    values = {"n": len(probs), "total": f"{total:.1e}", "title_total": _power(total), "least": labels[int(probs.argmin())],
-              "least_p": float(probs.min())}  # fmt: skip
+    least = int(probs.argmin())
+    values = {"n": len(probs), "total": f"{total:.1e}", "title_total": _power(total)}
+    values |= {"least": labels[least], "least_p": float(probs[least])}
     ax.set_title(say("01.product.title", **values))
     return Picture(fig, say("01.product.sentence", **values), data=product.tolist())
 
@@ -225,7 +226,7 @@ def dart_strip(names: Sequence[str], probs: Any, dart: float) -> Picture:
         np.zeros(len(probs)), probs, left=lefts, height=0.8, color=shades, edgecolor=COLOURS["black"], linewidth=0.8
     )
     for i, (left, width) in enumerate(zip(lefts, probs, strict=True)):
-        if width > 0.012 * len(names[i]) + 0.008:
+        if width > 0.01 * len(names[i]) + 0.005:
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1} if i == hit else None
             ax.text(left + width / 2, 0, names[i], ha="center", va="center", fontsize=8.5, bbox=box)
     ax.annotate(f"{dart:.3f}", (dart, 0.42), xytext=(dart, 1.0), ha="center", fontsize=9.5, fontweight="bold",

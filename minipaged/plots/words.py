@@ -401,8 +401,8 @@ WORDS: dict[str, str] = {
     "05.gpu.title.missing": "{batch} × {length:,} tokens do not fit: {missing} are missing",
     "05.gpu.no.limit": "not limited by memory",
     "05.gpu.sentence": (
-        "{model} on {gpu}: {per_token} bytes per token; {batch} × {length} tokens need {kv} for K and V beside {weights} "
-        "of weights, {ratio} : 1; largest batch at this length: {largest}."
+        "{model} on {gpu}: {per_token} bytes per token; {batch} × {length} tokens need {kv} for K and V beside "
+        "{weights} of weights, {ratio} : 1; largest batch at this length: {largest}."
     ),
     "05.gpu.fits": "It fits, and {free} stay free.",
     "05.gpu.missing": "It does not fit: {missing} are missing. {advice}",
