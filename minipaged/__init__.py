@@ -8,6 +8,7 @@ One module per idea, in the order of the chapters. Read them top to bottom:
     fragmentation, block_manager,
     paged_cache                      where the memory goes, and paging it   chapters 6-7
     paged_attention, model_runner    attention across blocks, whole models  chapter 8
+    triton_kernels                   the same, as GPU kernels               chapter 9
 
 Names are handed out when first used, so that `import minipaged.kv_size` does not wait for torch.
 """

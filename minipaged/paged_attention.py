@@ -18,7 +18,7 @@ import importlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -85,6 +85,22 @@ class PagedBatch:
         self.max_seq_len = max(lens, default=0)
         self._decode_reads: dict[int | None, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
         self._chunk_reads: dict[tuple[int, int | None], torch.Tensor] = {}
+        self._tiles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @cached_property
+    def decode_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The decoding sequences' query rows, and their places in the batch: [n] int32 each."""
+        pairs = [(part.first_row, part.index) for part in self.decodes]
+        rows, seqs = torch.tensor(pairs, dtype=torch.int32, device=self.device).reshape(-1, 2).T.contiguous()
+        return rows, seqs
+
+    def tiles(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The new tokens of all sequences in tiles of at most `tokens`: which sequence, and its first token there."""
+        if tokens not in self._tiles:
+            parts = [(p.index, t) for p in (*self.decodes, *self.chunks) for t in range(0, p.q_len, tokens)]
+            seqs, firsts = torch.tensor(parts, dtype=torch.int32, device=self.device).reshape(-1, 2).T.contiguous()
+            self._tiles[tokens] = seqs, firsts
+        return self._tiles[tokens]
 
     def slots(self, index: int, start: int, stop: int) -> torch.Tensor:
         """Physical slots of the tokens start .. stop - 1 of one sequence: [stop - start], int64."""
@@ -115,9 +131,9 @@ class PagedBatch:
             position = first[:, None] + torch.arange(longest, device=self.device)  # [n, longest]
             valid = position < lens[:, None]
             position = torch.where(valid, position, first[:, None])
-            tables = self.block_tables[torch.tensor([d.index for d in self.decodes], device=self.device)].long()
+            rows, seqs = self.decode_rows
+            tables = self.block_tables[seqs].long()  # [n, max_blocks]
             slots = tables.gather(1, position // self.block_size) * self.block_size + position % self.block_size
-            rows = torch.tensor([d.first_row for d in self.decodes], device=self.device)
             ragged = any((d.seq_len if window is None else min(window, d.seq_len)) < longest for d in self.decodes)
             self._decode_reads[window] = rows, slots, valid if ragged else None
         return self._decode_reads[window]
