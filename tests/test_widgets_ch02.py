@@ -86,6 +86,9 @@ def test_the_split_picture_counts_strangers():
     labels = np.array([[100 * token + head for head in range(3) for _ in range(2)] for token in range(3)])
     right, wrong = labels.reshape(3, 3, 2).transpose(1, 0, 2), labels.reshape(3, 3, 2)
     assert pictures.head_split(wrong, right).data == {"wrong": 12, "right": 0}
+    heads_swapped = right[::-1]  # every token in its place, two heads of three not
+    assert pictures.head_split(heads_swapped, right).data == {"wrong": 12, "right": 0}
+    assert pictures.head_split(right, wrong).data == {"wrong": 0, "right": 12}
 
 
 @pytest.mark.parametrize(("pair", "reads"), [((9, 3), [0, 0, 0, 1, 1, 1, 2, 2, 2]), ((4, 1), [0] * 4)])

@@ -280,21 +280,22 @@ def head_groups(pairs: Sequence[tuple[int, int]]) -> Picture:
         pairs: (num_heads, num_kv_heads) of each; the number of query heads is a multiple of that of KV heads.
     """
     figure, axes = new_figure(8.4, 2.5, ncols=len(pairs), squeeze=False)
-    for panel, (heads, kv_heads) in zip(axes[0], pairs, strict=True):
+    reads = [[query // (heads // kv_heads) for query in range(heads)] for heads, kv_heads in pairs]
+    for panel, (heads, kv_heads), kv_of in zip(axes[0], pairs, reads, strict=True):
         group, width = heads // kv_heads, 20 / heads
-        for kv_head in range(kv_heads):
-            middle = (kv_head + 0.5) * group * width
-            for query in range(kv_head * group, (kv_head + 1) * group):
-                panel.plot([(query + 0.5) * width, middle], [5.0, 2.6], color=colour(kv_head), linewidth=1.2)
-                _labelled(panel, query * width, 5.0, width, query, colour(kv_head), 0.55)
+        middles = [(kv_head + 0.5) * group * width for kv_head in range(kv_heads)]
+        for query, kv_head in enumerate(kv_of):
+            ends = [(query + 0.5) * width, middles[kv_head]]
+            panel.plot(ends, [5.0, 2.6], color=colour(kv_head), linewidth=1.2)
+            _labelled(panel, query * width, 5.0, width, query, colour(kv_head), 0.55)
+        for kv_head, middle in enumerate(middles):
             _labelled(panel, middle - 1.3, 0.8, 2.6, kv_head, colour(kv_head), 1.0)
         panel.text(0, 7.2, say("02.heads.query", count=heads), fontsize=9)
         panel.text(0, -0.6, say("02.heads.kv", count=kv_heads), fontsize=9)
         panel.set_title(say("02.heads.panel", heads=heads, kv_heads=kv_heads, group=group))
         _bare(panel, 20, 8.2, -1)
     listed = "; ".join(say("02.heads.item", heads=h, kv_heads=kv, group=h // kv) for h, kv in pairs)
-    groups = [[query // (heads // kv) for query in range(heads)] for heads, kv in pairs]
-    return Picture(figure, say("02.heads.sentence", listed=listed), data=groups)
+    return Picture(figure, say("02.heads.sentence", listed=listed), data=reads)
 
 
 def _labelled(axes: Any, x: float, y: float, width: float, text: Any, fill: str, alpha: float) -> None:
