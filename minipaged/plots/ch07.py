@@ -7,16 +7,12 @@ from typing import Any
 
 from minipaged.block_manager import blocks_needed, physical_slot
 from minipaged.plots.base import COLOURS, Picture, colour, new_figure, picture
+from minipaged.plots.ch06 import bars_beside_paper, letter
 from minipaged.plots.memory import GAP, Run, draw_blocks, draw_grid, draw_strip, memory_legend
 from minipaged.plots.words import say
 
 _INK = "#444444"
 _ROW = 1 + GAP  # from one row of a grid to the next
-
-
-def letter(sequence: int) -> str:
-    """The name of sequence 0, 1, 2 in pictures: A, B, C."""
-    return chr(ord("A") + sequence % 26)
 
 
 def count(n: int, what: str) -> str:
@@ -148,7 +144,11 @@ def poured(
     """
     others = dict(others or {})
     rows = max(num_blocks, len(table))
-    fig, (left, right) = new_figure(9.4, 0.75 + 0.29 * rows, ncols=2, width_ratios=[2.3, 1])
+    fig, (left, right) = new_figure(9.4, height := 0.75 + 0.29 * rows, ncols=2, width_ratios=[2.3, 1])
+    fig.set_layout_engine("none")  # placed by hand: half of the time of a redraw would go into the layout
+    tall = 1 - 0.37 / height
+    left.set_position((0.005, 0.01, 0.68, tall))
+    right.set_position((0.695, 0.01, 0.3, tall))
     runs = [Run(run.start, run.length, run.state, 0) for run in _held(range(len(table)), len(labels), block_size, 0)]
     draw_grid(left, runs or [Run(0, block_size, "free")], block_size)
     draw_blocks(left, len(table), block_size, block_size, numbers=False)
@@ -233,7 +233,13 @@ def pool_now(
     draw_blocks(ax, num_blocks, block_size, columns, gap=0.6)
     tokens = sum(length for _, length in tables.values())
     held = sum(len(table) for table, _ in tables.values())
-    words = {"n": len(tables), "held": held, "pool": num_blocks, "empty": held * block_size - tokens, "tokens": tokens}
+    words = {
+        "n": count(len(tables), "sequence"),
+        "held": held,
+        "pool": num_blocks,
+        "empty": held * block_size - tokens,
+        "tokens": tokens,
+    }
     ax.set_title(title or say("07.pool.title", **words))
     if legend:
         names = {state: say(f"07.pool.{state}") for state in ("used", "reserved", "free")}
@@ -270,7 +276,19 @@ def one_layer_pool(table: Sequence[int], length: int, num_blocks: int, block_siz
     return Picture(fig, say("07.layer.sentence", **words), data=words)
 
 
-# --- what the block size changes -----------------------------------------------------------------------------------
+# --- the fourth bar, and what the block size changes ---------------------------------------------------------------
+
+
+@picture
+def four_bars(ours: Mapping[str, Mapping[str, float]], paper: Mapping[str, Mapping[str, float]]) -> Picture:
+    """Chapter 6's bars with paging as the last one; per cent of the pool, ours beside the paper's figure 2."""
+    drawn = bars_beside_paper(ours, paper)
+    *others, paged = ours
+    best = max(others, key=lambda name: ours[name]["tokens"])
+    words = {"paged": ours[paged]["tokens"], "best": best, "tokens": ours[best]["tokens"]}
+    each = "; ".join(say("07.bars.each", name=n, ours=ours[n]["tokens"], paper=paper[n]["tokens"]) for n in ours)
+    drawn.figure.axes[0].set_title(say("07.bars.title", **words))
+    return Picture(drawn.figure, say("07.bars.sentence", each=each), data=words)
 
 
 @picture

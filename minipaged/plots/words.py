@@ -240,7 +240,7 @@ WORDS: dict[str, str] = {
     "03.row.queries": "queries: who looks",
     "03.row.share": "lit row, %",
     "03.row.percent": "{share:.0%}",
-    "03.row.sentence": "{where}: row {row}, “{query}”, gives {best:.0%} of its look to “{looked}”; {rest}.",
+    "03.row.sentence": "{where}: the row of “{query}” gives {best:.0%} of its look to “{looked}”; {rest}.",
     "03.row.hidden.0": "no token stands after it",
     "03.row.hidden.1": "the one token after it is hidden",
     "03.row.hidden.2": "the {hidden} tokens after it are hidden",
@@ -277,8 +277,8 @@ WORDS: dict[str, str] = {
         "exp(s) stays finite up to s = {half:.1f} in float16 and {single:.1f} in float32; the largest score "
         "in this model on this sentence is {largest:.1f}."
     ),
-    "03.mask.keys": "key position",
-    "03.mask.queries": "query position",
+    "03.mask.keys": "key",
+    "03.mask.queries": "query",
     "03.mask.part": "{name}: the rows see {rows} keys",
     "03.mask.sentence": "{parts}.",
     "03.groups.grouped": "grouped: head h reads KV head h // {group}",
@@ -391,7 +391,7 @@ WORDS: dict[str, str] = {
     ),
     # 05 KV cache size
     "05.part.weights": "weights {size}",
-    "05.part.reserve": "activations and reserve {size}",
+    "05.part.reserve": "activations, reserve {size}",
     "05.part.unused": "left alone {size}",
     "05.part.kv": "K and V {size}",
     "05.part.free": "free {size}",
@@ -538,8 +538,8 @@ WORDS: dict[str, str] = {
     "07.poured.pool": "the pool: {n} blocks",
     "07.poured.table": "block table",
     "07.poured.sentence": (
-        "The sequence has {tokens} in {blocks} of {size}, block table {table}; its last block has {empty}, and {free} of "
-        "the pool's {pool} blocks are free."
+        "The sequence has {tokens} in {blocks} of {size}, block table {table}; its last block has {empty}, and {free} "
+        "of the pool's {pool} blocks are free."
     ),
     "07.poured.lit": (
         " Position {position} is in logical block {row} at offset {offset}: physical block {block}, slot {slot}."

@@ -17,13 +17,14 @@ NEIGHBOUR = 21  # tokens of the second sequence's prompt
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-def pour_text(tokenizer: Any, text: str, written: list[int], block_size: int = 16) -> Panel:
+def pour_text(tokenizer: Any, text: str, written: list[int], *, steps: int = 0, block_size: int = 16) -> Panel:
     """Type a prompt, let it and a neighbour grow token by token, free the neighbour, deal the blocks anew.
 
     Args:
         tokenizer: turns the typed text into tokens.
         text: the first prompt.
         written: token ids that the sequence goes on with, one a step.
+        steps: how many of them it has written at first.
         block_size: slots in a block.
     """
 
@@ -36,7 +37,7 @@ def pour_text(tokenizer: Any, text: str, written: list[int], block_size: int = 1
 
     controls = {
         "text": widgets.Text(value=text, description=say("07.pour.text"), continuous_update=False),
-        "steps": widgets.IntSlider(min=0, max=len(written), description=say("07.pour.steps"), continuous_update=False),
+        "steps": widgets.IntSlider(steps, 0, len(written), description=say("07.pour.steps"), continuous_update=False),
         "free": widgets.Checkbox(description=say("07.pour.free"), indent=False),
         "order": widgets.IntSlider(min=0, max=9, description=say("07.pour.order"), continuous_update=False),
     }
