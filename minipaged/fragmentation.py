@@ -362,7 +362,7 @@ class Breakdown:
         tokens: slots that hold a token's K and V.
         reserved: slots not written yet that the same request will write later.
         internal: slots inside a reservation that will never be written.
-        external: slots outside every reservation while a request waits: rounding by the allocator, holes, a remainder.
+        external: what the allocator rounds up beyond a reservation, and, while a request waits, every free slot.
         idle: free slots while nobody waits. Not waste: more requests would use them.
         batched: running requests, on average.
         preempted: how often a running request was thrown out to be recomputed, in the whole run.

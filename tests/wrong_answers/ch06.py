@@ -83,6 +83,8 @@ WRONG = {
         ({**RIGHT, "idle": RIGHT["external"], "external": 0}, "no free slot is idle"),
         ({**RIGHT, "reserved": 0, "internal": RIGHT["internal"] + RIGHT["reserved"]}, "holds the reserved slots too"),
         ({**RIGHT, "external": RIGHT["external"] - 1}, "add up to"),
+        ({**RIGHT, "external": 112}, "rounding belongs to it too"),
+        ({**RIGHT, "internal": 126, "external": 112}, "holds the rounding of the chunks too"),
         ({**RIGHT, "tokens": 147}, "add prompt and output written so far"),
         ({**RIGHT, "reserved": 1}, "output minus output written"),
         ({"tokens": 1}, "dictionary"),
