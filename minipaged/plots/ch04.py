@@ -236,7 +236,7 @@ def _draw_roof(ax: Any, flops_per_s: float, bytes_per_s: float, parts: Mapping[s
     """Powers of ten on plain axes: matplotlib's logarithmic ticks alone would cost half of a slider's time."""
     from math import log10
 
-    ridge, top, low, high = log10(flops_per_s / bytes_per_s), log10(flops_per_s), -0.7, 4.0
+    ridge, top, low, high = log10(flops_per_s / bytes_per_s), log10(flops_per_s), -1.0, 4.0
     ground = log10(bytes_per_s)  # the height of the slope at 1 FLOP per byte
     floor = ground + low - 0.2
     ax.plot([low, ridge, high], [ground + low, top, top], color="#444444")
@@ -244,10 +244,10 @@ def _draw_roof(ax: Any, flops_per_s: float, bytes_per_s: float, parts: Mapping[s
     ax.text(ridge + 0.05, floor + 0.1, say("04.roof.ridge", ridge=10**ridge), va="bottom", fontsize=9)
     ax.text(low + 0.1, top - 0.05, say("04.roof.memory"), va="top", fontsize=9, color="#666666")
     ax.text(high - 0.05, top - 0.2, say("04.roof.compute"), ha="right", va="top", fontsize=9, color="#666666")
-    for (part, (flops, read)), (marker, tone, offset) in zip(parts.items(), _MARKS, strict=False):
+    for (part, (flops, read)), (marker, size, tone, offset) in zip(parts.items(), _MARKS, strict=False):
         x = log10(flops / read)
         y = min(top, ground + x)
-        ax.plot([x], [y], marker=marker, markersize=10, color=COLOURS[tone], clip_on=False)
+        ax.plot([x], [y], marker=marker, markersize=size, color=COLOURS[tone], clip_on=False)
         ax.annotate(say(f"04.roof.{part}", intensity=flops / read), (x, y), **{**_POINTS, **offset})
     ax.set_xticks(range(5), ["1", "10", "100", "1,000", "10,000"])
     ticks = [t for t in range(9, 16) if floor <= t <= top + 0.5]
@@ -256,8 +256,8 @@ def _draw_roof(ax: Any, flops_per_s: float, bytes_per_s: float, parts: Mapping[s
 
 
 _MARKS = (  # the weights' words stand above the roof on the left, attention's below it on the right
-    ("o", "blue", {"xytext": (-8, 5), "ha": "right"}),
-    ("D", "orange", {"xytext": (9, -5), "ha": "left", "va": "top"}),
+    ("o", 13, "blue", {"xytext": (-9, 5), "ha": "right"}),
+    ("D", 7, "orange", {"xytext": (9, -5), "ha": "left", "va": "top"}),
 )
 
 
