@@ -181,7 +181,7 @@ def _why_heads(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
         (masked_softmax(q @ k.repeat_interleave(group, 0).mT / 2, top_left) @ v.repeat_interleave(group, 0),
          "the mask starts at the top left; the queries are the last tokens, so align it with the last key"),
         (attention(q, k[:1].expand_as(k), v[:1].expand_as(v)), "every head reads KV head 0"),
-        (q @ k.repeat_interleave(group, 0).mT @ v.repeat_interleave(group, 0), "scores are not shares yet: use softmax"),
+        (q @ k.repeat_interleave(group, 0).mT @ v.repeat_interleave(group, 0), "scores are not shares yet: softmax"),
         (mixed, "the shares are right and every head takes the values of KV head 0"),
     ]  # fmt: skip
     for value, why in known:

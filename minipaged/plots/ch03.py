@@ -83,16 +83,11 @@ def score_row(shares: np.ndarray, tokens: Sequence[str], row: int, where: str = 
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set(xlabel=say("03.row.keys"), ylabel=say("03.row.queries"))
-    facts = {
-        "where": where,
-        "row": row,
-        "query": tokens[row].strip(),
-        "looked": tokens[best].strip(),
-        "best": lit[best],
-    }
+    facts = {"where": where, "query": names[row], "looked": names[best], "best": lit[best]}
     fig.suptitle(say("03.row.title", **facts), x=0.01, ha="left", fontsize=11, fontweight="bold")
-    key = "03.row.sentence" if masked else "03.row.sentence.open"
-    return Picture(fig, say(key, ahead=ahead, hidden=length - 1 - row, **facts), data=lit)
+    hidden = length - 1 - row
+    rest = say(f"03.row.{'hidden' if masked else 'open'}.{min(hidden, 2)}", ahead=ahead, hidden=hidden)
+    return Picture(fig, say("03.row.sentence", rest=rest, **facts), data=lit)
 
 
 @picture
@@ -292,7 +287,8 @@ def attention_maps(maps: Sequence[tuple[str, np.ndarray]], tokens: Sequence[str]
         title: what to see.
         sentence: the same, measured, in one sentence.
     """
-    fig, axes = new_figure(2.55 * len(maps) + 0.7, 3.5, ncols=len(maps), squeeze=False)
+    fig, axes = new_figure(2.55 * len(maps) + 0.7, 3.7, ncols=len(maps), squeeze=False)
+    fig.get_layout_engine().set(rect=(0, 0.04, 1, 0.93))  # the turned token names reach a little below their box
     for index, (ax, (name, shares)) in enumerate(zip(axes[0], maps, strict=True)):
         ax.imshow(_shade(np.asarray(shares), "blue"))
         _hide_future(ax, len(tokens))
@@ -324,7 +320,8 @@ def head_survey(first: np.ndarray, previous: np.ndarray, marked: Sequence[tuple[
         over = int((values > 0.5).sum())
         ax.set_title(say(f"03.survey.{key}", over=over, total=values.size), fontsize=9.5, fontweight="normal")
         for layer, head, letter in marked:
-            ax.text(layer, head, letter, ha="center", va="center", fontsize=8, fontweight="bold")
+            paper = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none"}
+            ax.text(layer, head, letter, ha="center", va="center", fontsize=7, fontweight="bold", bbox=paper)
     axes[1].set_xlabel(say("03.survey.layer"))
     facts = {
         "total": first.size,

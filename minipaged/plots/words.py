@@ -246,7 +246,8 @@ WORDS: dict[str, str] = {
     "03.row.hidden.2": "the {hidden} tokens after it are hidden",
     "03.row.open.0": "no token stands after it",
     "03.row.open.1": (
-        "without the mask, {ahead:.0%} goes to the token after it, which is not written yet when this one is read"
+        "without the mask, {ahead:.0%} goes to the token after it, which is not written yet when this one is "
+        "read"
     ),
     "03.row.open.2": (
         "without the mask, {ahead:.0%} goes to the {hidden} tokens after it, which are not written yet when "
@@ -265,7 +266,7 @@ WORDS: dict[str, str] = {
     "03.layer.gate": "silu(gate) × up",
     "03.layer.down": "down",
     "03.layer.residual": "the residual stream: each part only adds to it",
-    "03.layer.title": "Only the scores join different tokens; everything else works on each token alone",
+    "03.layer.title": "Only scores and shares join different tokens; every other box works on each token alone",
     "03.layer.sentence": (
         "A layer takes [{length}, {hidden}], adds what attention found ({heads} query heads on {kv_heads} KV "
         "heads), adds what the MLP made of it, and gives back [{length}, {hidden}]."
@@ -291,7 +292,8 @@ WORDS: dict[str, str] = {
     "03.rope.clock": "query at {q_at}, key at {k_at}\ndistance {distance}, score {score:.2f}",
     "03.rope.title": "Both hands turn; the angle between them stays",
     "03.rope.sentence": (
-        "At positions {positions} (query, key) the distances are {distances} and the whole scores are {scores}."
+        "At positions {positions} (query, key) the distances are {distances} and the whole scores are "
+        "{scores}."
     ),
     "03.survey.first": "share given to the first token: above half in {over} of {total} heads",
     "03.survey.previous": "share given to the token before: above half in {over} of {total} heads",

@@ -76,7 +76,7 @@ WRONG = {
         (lambda q, k, v: attention(q, k[:1], v[:1]), "every head reads KV head 0"),
         (lambda q, k, v: attention(q, k, v[:1].expand_as(v)), "takes the values of KV head 0"),
         (lambda q, k, v: attention(q, k, v).transpose(0, 1), "the result has shape [3, 2, 4]"),
-        (lambda q, k, v: q @ k.mT @ v, "not shares yet"),
+        (lambda q, k, v: q @ k.mT @ v, "not shares yet: softmax"),
         (lambda q, k, v: attention(q, k, v[:, 0]), "called with"),
         (lambda q, k, v: attention(q, k, v).flip(0), "head h must read"),
     ],
