@@ -18,10 +18,11 @@ import difflib
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from numbers import Integral, Real
 from pathlib import Path
@@ -121,6 +122,12 @@ class KVCacheSpec:
         layers, name, family = read_config(preset.config if preset else config)
         return cls(tuple(layers), preset.name if preset else name, family)
 
+    @cached_property
+    def _kinds(self) -> tuple[tuple[LayerCache, int], ...]:
+        """Each different kind of layer, and how many layers are of it."""
+        counts = Counter(replace(layer, source=None) for layer in self.layers)
+        return tuple(counts.items())
+
     @property
     def num_layers(self) -> int:
         """Number of entries, layers that keep nothing included."""
@@ -135,7 +142,7 @@ class KVCacheSpec:
             an int, or a float when 4-bit numbers do not fill whole bytes.
         """
         _count(tensor_parallel=tensor_parallel)
-        return _number(sum(token_bytes(layer, dtype, tensor_parallel, scale_group) for layer in self.layers))
+        return _number(sum(n * token_bytes(kind, dtype, tensor_parallel, scale_group) for kind, n in self._kinds))
 
     def cache_bytes(
         self,
@@ -153,8 +160,8 @@ class KVCacheSpec:
         _count(tensor_parallel=tensor_parallel)
         _length(seq_len=seq_len, batch_size=batch_size)
         one = sum(
-            layer.tokens_kept(seq_len) * token_bytes(layer, dtype, tensor_parallel, scale_group)
-            for layer in self.layers
+            n * kind.tokens_kept(seq_len) * token_bytes(kind, dtype, tensor_parallel, scale_group)
+            for kind, n in self._kinds
         )
         return _number(batch_size * one)
 
@@ -186,11 +193,11 @@ class KVCacheSpec:
         for length in lengths:
             _length(seq_len=length)
         total = Fraction(0)
-        for layer in self.layers:
-            held = replace(layer, window=None) if hybrid == "full" else layer
+        for kind, n in self._kinds:
+            held = replace(kind, window=None) if hybrid == "full" else kind
             blocks = sum(held.blocks_kept(length, block_size) for length in lengths)
-            per_token = token_bytes(layer, dtype, tensor_parallel, scale_group, expanded=mla == "expanded")
-            total += blocks * block_size * per_token
+            per_token = token_bytes(kind, dtype, tensor_parallel, scale_group, expanded=mla == "expanded")
+            total += n * blocks * block_size * per_token
         return _number(total)
 
     def max_batch(self, memory_bytes: float, seq_len: int, block_size: int = 1, **options: Any) -> int | None:
@@ -248,7 +255,12 @@ class ModelPreset:
     @property
     def spec(self) -> KVCacheSpec:
         """The model's KV cache."""
-        return KVCacheSpec.from_config(self.name)
+        return _spec_of(self.name)
+
+
+@cache
+def _spec_of(name: str) -> KVCacheSpec:
+    return KVCacheSpec.from_config(name)
 
 
 @dataclass(frozen=True)
@@ -480,11 +492,7 @@ def human(num_bytes: float) -> str:
 
 def explain(spec: KVCacheSpec) -> list[str]:
     """How each kind of layer counts, one line per kind, in the order in which they first occur."""
-    groups: dict[LayerCache, int] = {}
-    for layer in spec.layers:
-        alike = replace(layer, source=None)
-        groups[alike] = groups.get(alike, 0) + 1
-    return [f"{count} layer{'s' if count > 1 else ''} {_what_it_keeps(layer)}" for layer, count in groups.items()]
+    return [f"{count} layer{'s' if count > 1 else ''} {_what_it_keeps(layer)}" for layer, count in spec._kinds]
 
 
 def _what_it_keeps(layer: LayerCache) -> str:
