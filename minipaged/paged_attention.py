@@ -9,6 +9,7 @@ same result. `reference` gathers one sequence at a time and calls chapter 3's at
 sequences of a step at once. `triton` (chapter 9) gathers nothing: each program walks its block table.
 
 What all layers of a step share (which slots are read) is worked out once, in a `PagedBatch`.
+At the end of the file: softmax one block at a time, which is how a kernel reads K and V without a dense copy.
 Left out: writing K and V (chapter 7) and running a model (`model_runner.py`).
 """
 
@@ -16,10 +17,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, reduce
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -363,3 +364,94 @@ def _check_tensors(
         raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0, or None")
     if sinks is not None and sinks.shape != (num_heads,):
         raise InvalidInputError(f"sinks has shape {list(sinks.shape)}; one number a query head: [{num_heads}]")
+
+
+# ---- softmax over some of the keys at a time: why nobody needs all scores at once
+
+
+class Partial(NamedTuple):
+    """Attention over some of the keys, not yet divided. Three things are enough to go on, however many keys there were.
+
+    Attributes:
+        top: [...], the largest score seen; -inf when there was none.
+        total: [...], the sum of exp(score - top).
+        acc: [..., v_dim], the sum of exp(score - top) * value.
+    """
+
+    top: torch.Tensor
+    total: torch.Tensor
+    acc: torch.Tensor
+
+
+def partial_softmax(scores: torch.Tensor, values: torch.Tensor) -> Partial:
+    """Attention over one part of the keys (Milakov and Gimelshein 2018, section 3, with values beside the sum).
+
+    Args:
+        scores: [..., n], scaled; -inf hides a key. n may be 0.
+        values: [..., n, v_dim], finite also where hidden, since they are multiplied by 0.
+    """
+    nothing = scores.new_full((*scores.shape[:-1], 1), -torch.inf)  # so that an empty part has a maximum too
+    top = torch.cat([scores, nothing], dim=-1).amax(-1)  # [...]
+    weights = torch.exp(scores - _finite(top)[..., None])  # [..., n], the largest is exactly 1
+    return Partial(top, weights.sum(-1), (weights[..., None, :] @ values).squeeze(-2))
+
+
+def merge(a: Partial, b: Partial) -> Partial:
+    """Attention over the keys of both parts: the one with the smaller maximum shrinks to the other's scale.
+
+    Parts may be merged in any order and any grouping; an empty part changes nothing.
+    """
+    top = torch.maximum(a.top, b.top)
+    shrink_a, shrink_b = (torch.exp(part.top - _finite(top)) for part in (a, b))  # [...], the larger one is exactly 1
+    acc = a.acc * shrink_a[..., None] + b.acc * shrink_b[..., None]
+    return Partial(top, a.total * shrink_a + b.total * shrink_b, acc)
+
+
+def finish(part: Partial) -> torch.Tensor:
+    """The output [..., v_dim]: divided once, at the end. Zeros where there was nothing to look at."""
+    return part.acc / part.total.masked_fill(part.total == 0, 1.0)[..., None]
+
+
+def online_softmax(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Attention over keys that come in parts, (scores, values) each as in `partial_softmax`; at least one part."""
+    return finish(reduce(merge, (partial_softmax(scores, values) for scores, values in parts)))
+
+
+def _finite(top: torch.Tensor) -> torch.Tensor:
+    """A maximum to subtract: 0 where nothing was seen, because -inf - -inf is not a number."""
+    return top.masked_fill(top == -torch.inf, 0.0)
+
+
+def walk_table(
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: Sequence[int],
+    seq_len: int,
+    *,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """One token's attention, one block at a time: what a kernel does, in plain PyTorch. Nothing is gathered.
+
+    Args:
+        query: [num_heads, k_dim], the newest token's.
+        k_cache: [num_blocks, block_size, num_kv_heads, k_dim].
+        v_cache: [num_blocks, block_size, num_kv_heads, v_dim].
+        block_table: the sequence's physical blocks in order.
+        seq_len: its tokens, the newest included.
+        scale: what scores are multiplied by; None means 1 / sqrt(k_dim).
+
+    Returns:
+        [num_heads, v_dim] in the dtype of `query`, computed in float64 for float64 and else in float32.
+    """
+    size, kv_heads = k_cache.shape[1:3]
+    compute = torch.float64 if query.dtype == torch.float64 else torch.float32
+
+    def parts() -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        for logical, block in enumerate(block_table[: -(-seq_len // size)]):
+            filled = min(size, seq_len - logical * size)  # the last block may be part empty: never read beyond
+            k, v = (cache[block, :filled].transpose(0, 1) for cache in (k_cache, v_cache))  # [kv_heads, filled, dim]
+            scores = attention_scores(query[:, None], k, scale=scale).unflatten(0, (kv_heads, -1)).squeeze(-2)
+            yield scores, v[:, None].to(compute)  # [kv_heads, group, filled] and [kv_heads, 1, filled, v_dim]
+
+    return online_softmax(parts()).flatten(0, 1).to(query.dtype)  # [num_heads, v_dim]
