@@ -164,6 +164,7 @@ def test_ties_at_the_cut():
     """Top-k keeps every equal of the k-th; top-p, which must be smallest, keeps the lower ids."""
     assert kept([1.0, 2.0, 2.0, 2.0, 0.0], top_k=2) == [1, 2, 3]
     assert kept([1.0] * 8, top_p=0.5) == [0, 1, 2, 3]
+    assert kept([1.0, 0.0] * 3000, top_p=0.25) == list(range(0, 6000, 2))[: int(0.25 * (3000 + 3000 / math.e)) + 1]
     assert kept([1.0, 0.5, 1.0, 1.0], top_k=1) == [0, 2, 3]
     assert kept(log(0.5, 0.25, 0.25), min_p=0.5) == [0, 1, 2]  # exactly min_p times the best one stays
     logits = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
