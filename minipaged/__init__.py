@@ -9,6 +9,7 @@ One module per idea, in the order of the chapters. Read them top to bottom:
     paged_cache                      where the memory goes, and paging it   chapters 6-7
     paged_attention, model_runner    attention across blocks, whole models  chapter 8
     triton_kernels                   the same, as GPU kernels               chapter 9
+    scheduler, engine                many requests in one budget            chapter 10
 
 Names are handed out when first used, so that `import minipaged.kv_size` does not wait for torch.
 """
@@ -28,6 +29,7 @@ _HOME = {
     "SamplingParams": "sampling",
     "KVCacheSpec": "kv_size",
     "ModelRunner": "model_runner",
+    "LLM": "engine",
 }
 
 __all__ = ["__version__", *_HOME]

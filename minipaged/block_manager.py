@@ -127,6 +127,7 @@ class BlockManager:
         watermark: the part of the pool that admission leaves free, int(watermark * num_blocks) blocks, so that running
             sequences can grow a little before one of them has to be preempted. Growing may use these blocks.
         block_order: see `BlockPool`.
+        num_host_blocks: blocks of a second pool, in host memory, that whole sequences can be moved to and from.
 
     Sequences are known by an integer id that the caller chooses. Every method checks first and changes after: when one
     raises, nothing has changed.
@@ -139,7 +140,10 @@ class BlockManager:
         *,
         watermark: float = 0.01,
         block_order: Iterable[int] | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
+        if num_host_blocks < 0:
+            raise InvalidInputError(f"num_host_blocks is {num_host_blocks}; it must be 0 (no swapping) or more")
         if block_size < 1:
             raise InvalidInputError(f"block_size is {block_size}; a block holds at least 1 token")
         if not 0 <= watermark < 1:
@@ -147,8 +151,10 @@ class BlockManager:
         self.pool = BlockPool(num_blocks, block_order)
         self.block_size = block_size
         self.watermark_blocks = int(watermark * num_blocks)
+        self.host_pool = BlockPool(num_host_blocks) if num_host_blocks else None
         self._tables: dict[int, list[int]] = {}
         self._num_tokens: dict[int, int] = {}
+        self._host_tables: dict[int, list[int]] = {}  # of the sequences that are swapped out
 
     @property
     def num_blocks(self) -> int:
@@ -190,25 +196,31 @@ class BlockManager:
 
     # -- admission -------------------------------------------------------------------------------------------------
 
-    def can_allocate(self, token_ids: Sized) -> AllocStatus:
+    def can_allocate(self, token_ids: Sized, *, watermark: bool = True) -> AllocStatus:
         """Whether a new sequence with these tokens can be admitted now, later, or never.
+
+        Args:
+            token_ids: its tokens; only their number matters here.
+            watermark: keep the watermark free. A sequence that will be alone needs no room left for others.
 
         Raises:
             InvalidInputError: there is no token.
         """
         if len(token_ids) == 0:
             raise InvalidInputError("an empty prompt: a sequence starts with at least 1 token (a start token will do)")
-        wanted = blocks_needed(len(token_ids), self.block_size) + self.watermark_blocks
+        spare = self.watermark_blocks if watermark else 0
+        wanted = blocks_needed(len(token_ids), self.block_size) + spare
         if wanted > self.num_blocks:
             return AllocStatus.NEVER
         return AllocStatus.OK if wanted <= self.num_free_blocks else AllocStatus.LATER
 
-    def allocate(self, seq_id: int, token_ids: Sized) -> int:
+    def allocate(self, seq_id: int, token_ids: Sized, *, watermark: bool = True) -> int:
         """Admit a sequence: give it a table with a slot for each of its tokens.
 
         Args:
             seq_id: an id that no admitted sequence has.
             token_ids: its tokens; only their number matters here.
+            watermark: see `can_allocate`.
 
         Returns:
             How many of its first tokens have their K and V in the pool already: 0 (chapter 11 finds some).
@@ -219,9 +231,9 @@ class BlockManager:
         """
         if isinstance(seq_id, bool) or not isinstance(seq_id, int):
             raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
-        if seq_id in self._tables:
+        if seq_id in self._tables or seq_id in self._host_tables:
             raise InvalidInputError(f"sequence {seq_id} is admitted already; free it first, or choose another id")
-        status = self.can_allocate(token_ids)
+        status = self.can_allocate(token_ids, watermark=watermark)
         needed = blocks_needed(len(token_ids), self.block_size)
         if status is not AllocStatus.OK:
             later = status is AllocStatus.LATER
@@ -294,9 +306,86 @@ class BlockManager:
         Last first, because the free queue hands out in the order of return. The first blocks of a sequence (a system
         prompt, say) are the ones that another may want again in chapter 11, so they should be reused as late as can be.
         """
-        table = self._tables[self._known(seq_id)]
-        self.pool.give_back(reversed(table))
-        del self._tables[seq_id], self._num_tokens[seq_id]
+        if seq_id in self._host_tables:
+            self._host.give_back(reversed(self._host_tables.pop(seq_id)))
+        else:
+            self.pool.give_back(reversed(self._tables[self._known(seq_id)]))
+            del self._tables[seq_id]
+        del self._num_tokens[seq_id]
+
+    # -- to host memory and back (chapter 10) ----------------------------------------------------------------------
+
+    @property
+    def _host(self) -> BlockPool:
+        if self.host_pool is None:
+            raise InvalidInputError("there is no host pool; make the manager with num_host_blocks")
+        return self.host_pool
+
+    def can_swap_out(self, seq_ids: Iterable[int]) -> bool:
+        """Whether the host pool has room for all blocks of these sequences."""
+        needed = sum(len(self._tables[self._known(seq_id)]) for seq_id in seq_ids)
+        return self.host_pool is not None and needed <= self.host_pool.num_free
+
+    def swap_out(self, seq_ids: Iterable[int]) -> list[tuple[int, int]]:
+        """Move whole sequences to the host pool, all or none.
+
+        Returns:
+            Pairs (block of the pool, block of the host pool) to copy before anything else is written.
+
+        Raises:
+            InvalidInputError: unknown sequence, or no host pool.
+            OutOfBlocksError: the host pool has too few free blocks.
+        """
+        seq_ids, host = list(seq_ids), self._host
+        if not self.can_swap_out(seq_ids):
+            raise OutOfBlocksError(
+                f"the host pool has {host.num_free} free blocks of {len(host.blocks)}, too few for sequences "
+                f"{seq_ids}; free one of them and compute it again later, or make a larger host pool (num_host_blocks)"
+            )
+        return [
+            pair for seq_id in seq_ids for pair in self._move(seq_id, self._tables, self.pool, self._host_tables, host)
+        ]
+
+    def blocks_to_swap_in(self, seq_id: int, num_tokens: int) -> int:
+        """Blocks of the pool that a swapped-out sequence needs to come back and hold `num_tokens` tokens."""
+        if seq_id not in self._host_tables:
+            raise InvalidInputError(f"sequence {seq_id!r} is not swapped out")
+        return max(len(self._host_tables[seq_id]), blocks_needed(num_tokens, self.block_size))
+
+    def swap_in(self, seq_ids: Iterable[int]) -> list[tuple[int, int]]:
+        """Move whole sequences back, all or none.
+
+        Returns:
+            Pairs (block of the host pool, block of the pool) to copy.
+
+        Raises:
+            InvalidInputError: a sequence that is not swapped out.
+            OutOfBlocksError: the pool has too few free blocks.
+        """
+        seq_ids, host = list(seq_ids), self._host
+        needed = sum(self.blocks_to_swap_in(seq_id, 0) for seq_id in seq_ids)
+        if needed > self.num_free_blocks:
+            raise OutOfBlocksError(
+                f"sequences {seq_ids} need {needed} blocks to come back, and {self.num_free_blocks} of "
+                f"{self.num_blocks} are free"
+            )
+        return [
+            pair for seq_id in seq_ids for pair in self._move(seq_id, self._host_tables, host, self._tables, self.pool)
+        ]
+
+    @staticmethod
+    def _move(
+        seq_id: int,
+        tables: dict[int, list[int]],
+        pool: BlockPool,
+        new_tables: dict[int, list[int]],
+        new_pool: BlockPool,
+    ) -> list[tuple[int, int]]:
+        """Give a sequence blocks of another pool and take the old ones back; returns the copies to make."""
+        old = tables.pop(seq_id)
+        new_tables[seq_id] = new_pool.take(len(old))
+        pool.give_back(reversed(old))
+        return list(zip(old, new_tables[seq_id], strict=True))
 
     def _known(self, seq_id: int) -> int:
         if seq_id not in self._tables:

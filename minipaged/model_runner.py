@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,6 +90,8 @@ class ModelRunner:
         block_size: slots in a block.
         backend: see `paged_attention`.
         fill: what unused slots hold; NaN shows that nobody reads them.
+        prepack: on a CPU, keep float32 weights a second time in the order that its matrix product reads them: a third
+            less time a step, for twice the memory of the weights. Off where torch has no oneDNN.
 
     Raises:
         UnsupportedModelError: the model cannot be right on paged attention; the reason is in the message.
@@ -103,9 +105,11 @@ class ModelRunner:
         *,
         backend: str = "auto",
         fill: float = 0.0,
+        prepack: bool = False,
     ) -> None:
         refuse_by_config(model)
         self.model = model
+        self._packed = _prepacked_linears(model) if prepack else []
         self.backend = pick_backend(backend, model.device)
         self._configs = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
         accepted = inspect.signature(model.forward).parameters
@@ -182,10 +186,28 @@ class ModelRunner:
         try:
             for config in self._configs:
                 config._attn_implementation_internal = name
+            for linear, forward in self._packed:
+                linear.forward = forward
             yield
         finally:
+            for linear, _ in self._packed:
+                vars(linear).pop("forward", None)
             for config, old in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = old
+
+
+def _prepacked_linears(model: Any) -> list[tuple[torch.nn.Linear, Callable[[torch.Tensor], torch.Tensor]]]:
+    """Every float32 linear layer of a CPU model, and a forward that multiplies with its reordered weight."""
+    ops = getattr(torch.ops, "mkldnn", None)
+    if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):
+        return []
+
+    def forward_of(linear: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+        weight, bias = ops._reorder_linear_weight(linear.weight.detach()), linear.bias
+        return lambda x: ops._linear_pointwise(x, weight, bias, "none", [], "")
+
+    linears = [m for m in model.modules() if type(m) is torch.nn.Linear]
+    return [(m, forward_of(m)) for m in linears if m.weight.dtype == torch.float32 and m.weight.device.type == "cpu"]
 
 
 # ---- what transformers calls in place of its own attention

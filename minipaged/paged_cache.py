@@ -188,6 +188,24 @@ class PagedKVCache(Cache):
         for cache in (*self.k_cache, *self.v_cache):
             cache[targets] = cache[sources]
 
+    def copy_from(self, other: PagedKVCache, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks out of another pool of the same shapes, perhaps on another device: (its block, ours).
+
+        Raises:
+            InvalidInputError: other shapes, or a block outside one of the pools.
+        """
+        pairs = list(pairs)
+        if not pairs:
+            return
+        if other.shapes != self.shapes or other.block_size != self.block_size:
+            raise InvalidInputError("blocks can only be copied between pools of the same shapes and block size")
+        sources, targets = torch.tensor(pairs, dtype=torch.long).T
+        other._check_blocks(sources, "a source")
+        self._check_blocks(targets, "a target")
+        sources, targets = sources.to(other.device), targets.to(self.device)
+        for theirs, ours in zip((*other.k_cache, *other.v_cache), (*self.k_cache, *self.v_cache), strict=True):
+            ours[targets] = theirs[sources].to(self.device)
+
     def _check_call(self, call: int) -> None:
         if not 0 <= call < len(self.shapes):
             raise InvalidInputError(f"attention call {call}: this cache was made for calls 0 to {len(self.shapes) - 1}")

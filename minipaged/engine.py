@@ -1,0 +1,444 @@
+"""Chapter 10. The front door: `LLM.generate` runs many requests at once in one budget of KV blocks.
+
+    prompts -> Sequence -> Scheduler.schedule() -> Batch -> ModelRunner.run() -> logits -> sample -> Sequence -> text
+                  ^______________________________________________________________________________|
+
+Names and results are vLLM's wherever both have the thing. Each request draws from its own random generator, so what it
+writes does not depend on who else is running. Left out: an HTTP server, and several GPUs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from minipaged.block_manager import BlockManager, blocks_needed
+from minipaged.decoding import TextStream
+from minipaged.errors import InvalidInputError
+from minipaged.kv_size import KVCacheSpec
+from minipaged.model_runner import Batch, ModelRunner
+from minipaged.models import load_model
+from minipaged.paged_cache import PagedKVCache
+from minipaged.sampling import SamplingParams, eos_token_ids, make_generator, sample
+from minipaged.scheduler import Scheduler, Sequence, SequenceStatus
+
+Prompt = str | dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One text that was written for a request.
+
+    Attributes:
+        index: which of the request's n samples.
+        text, token_ids: what was written; the token that stopped it is in `token_ids`, special tokens not in `text`.
+        cumulative_logprob: sum of the chosen tokens' log-probabilities, None unless `logprobs` was asked for.
+        logprobs: for each token {token id: log-probability} of the best ones and the chosen one, or None.
+        finish_reason: "stop", "length", or why it could not be finished: "refused", "out_of_blocks", "cancelled".
+        stop_reason: the stop token id that ended it, or a sentence about why it could not be finished.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, float]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What came of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One step of the engine: sequences in each state after scheduling, blocks in use, tokens computed."""
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    blocks_used: int
+    num_tokens: int
+    num_preempted: int
+    prefix_hit_tokens: int = 0
+
+
+@dataclass(eq=False)
+class _Sample:
+    """One sequence and what its request wants of it."""
+
+    seq: Sequence
+    params: SamplingParams
+    generator: torch.Generator | None
+    stop_ids: frozenset[int]
+    logprobs: list[dict[int, float]] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    stop_reason: int | str | None = None
+
+    @property
+    def new_ids(self) -> list[int]:
+        return self.seq.token_ids[self.seq.prompt_len :]
+
+
+class LLM:
+    """A language model that serves many requests from one pool of KV blocks.
+
+    Args:
+        model: None for the course's; a transformers id; a folder; or a loaded model (prompts are then token ids).
+        dtype, device: see `load_model`; not used for a loaded model.
+        block_size: slots in a block.
+        num_blocks: blocks of the pool; None for what `max_num_seqs` texts of the model's full length need, but at most
+            25 % of the free memory, or 90 % of a GPU's.
+        max_num_seqs: requests that run at the same time.
+        max_num_batched_tokens: tokens that one step computes.
+        preemption: "recompute" or "swap", see `Scheduler`.
+        num_host_blocks: blocks in host memory for swapping; None for as many as the pool has, 0 without swapping.
+        batching: "continuous", or "static": a batch is closed until its longest request has ended.
+        reserve: "on_demand", or "max_len": every request gets room for the longest one at admission.
+        attention_backend: see `paged_attention`.
+        seed: where requests without a seed of their own start.
+
+    Raises:
+        InvalidInputError: an option that cannot be right.
+        UnsupportedModelError: see `ModelRunner`.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        block_size: int = 16,
+        num_blocks: int | None = None,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 512,
+        preemption: Literal["recompute", "swap"] = "recompute",
+        num_host_blocks: int | None = None,
+        batching: Literal["continuous", "static"] = "continuous",
+        reserve: Literal["on_demand", "max_len"] = "on_demand",
+        attention_backend: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        if reserve not in ("on_demand", "max_len"):
+            raise InvalidInputError(f'reserve is {reserve!r}; use "on_demand" or "max_len"')
+        Scheduler(BlockManager(1), max_num_seqs, max_num_batched_tokens, preemption=preemption, batching=batching)
+        if model is None or isinstance(model, str | Path):
+            self.model, self.tokenizer = load_model(model, device=device, dtype=dtype)
+        else:
+            self.model, self.tokenizer = model, None
+        config = self.model.config.get_text_config()
+        self.vocab_size = config.vocab_size
+        self.max_model_len = getattr(config, "max_position_embeddings", None) or 2**31
+        if num_blocks is None:
+            num_blocks = _blocks_that_fit(self.model, block_size, max_num_seqs, self.max_model_len)
+        self.runner = ModelRunner(self.model, num_blocks, block_size, backend=attention_backend, prepack=True)
+        if num_host_blocks is None:
+            num_host_blocks = num_blocks if preemption == "swap" else 0
+        self.manager = BlockManager(num_blocks, block_size, num_host_blocks=num_host_blocks)
+        self._host = self._host_cache(num_host_blocks)
+        self.scheduler = Scheduler(
+            self.manager, max_num_seqs, max_num_batched_tokens, preemption=preemption, batching=batching
+        )
+        self.reserve, self.seed = reserve, seed
+        self.stats: list[StepStats] = []
+        self._eos = eos_token_ids(self.model, self.tokenizer)
+        self._samples: dict[int, _Sample] = {}
+        self._numbers = itertools.count()
+
+    def _host_cache(self, num_blocks: int) -> PagedKVCache | None:
+        cache = self.runner.cache
+        return PagedKVCache(cache.shapes, num_blocks, cache.block_size, cache.dtype, "cpu") if num_blocks else None
+
+    # -- what a user calls -----------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Write a continuation for every prompt; results come in the order of the prompts.
+
+        Args:
+            prompts: one or a list of: a text, or {"prompt_token_ids": [...]}.
+            sampling_params: for all, or one each; None for the defaults.
+            use_tqdm: show progress and tokens per second.
+
+        Raises:
+            InvalidInputError: an input that cannot be right, before anything runs; it names the prompt.
+        """
+        prompts = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        ids = [self._prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
+        params = self._params(sampling_params, len(prompts))
+        self._set_reserve(ids, params)
+        requests = [self._add(tokens, each) for tokens, each in zip(ids, params, strict=True)]
+        self.stats.clear()
+        mine = [one for request in requests for one in request]
+        try:
+            self._run(mine, use_tqdm)
+        finally:  # Ctrl-C: whatever is unfinished gives its blocks back
+            self._forget(mine)
+        return [
+            self._output(str(number), prompt if isinstance(prompt, str) else prompt.get("prompt"), request)
+            for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
+        ]
+
+    def chat(
+        self,
+        messages: SequenceOf[Any],
+        sampling_params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer conversations: a list of {"role": ..., "content": ...}, or a list of such lists."""
+        if self.tokenizer is None or not self.tokenizer.chat_template:
+            raise InvalidInputError("this model came without a chat template: use generate with your own format")
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        texts = [
+            self.tokenizer.apply_chat_template(list(c), tokenize=False, add_generation_prompt=True)
+            for c in conversations
+        ]
+        prompts = [{"prompt_token_ids": self._encode(text, special=False), "prompt": text} for text in texts]
+        return self.generate(prompts, sampling_params, use_tqdm)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
+        """Write one continuation and hand out its text piece by piece; the pieces join to the whole text.
+
+        Raises:
+            InvalidInputError: at the call, not at the first piece.
+        """
+        if self.tokenizer is None:
+            raise InvalidInputError("streaming makes text, and this model came without a tokenizer: use generate")
+        (params,) = self._params(sampling_params, 1)
+        if params.n != 1:
+            raise InvalidInputError(f"n is {params.n}; a stream shows one text")
+        ids = [self._prompt_ids(prompt, 0)]
+        self._set_reserve(ids, [params])
+
+        def pieces() -> Iterator[str]:
+            (one,) = self._add(ids[0], params)
+            self.stats.clear()
+            text, shown = TextStream(self.tokenizer), 0
+            try:
+                while one.seq.status is not SequenceStatus.FINISHED:
+                    self._step()
+                    for token in one.new_ids[shown:]:
+                        shown += 1
+                        if piece := text.push(token):
+                            yield piece
+                if rest := text.finish():
+                    yield rest
+            finally:
+                self._forget([one])
+
+        return pieces()
+
+    # -- what comes in ---------------------------------------------------------------------------------------------
+
+    def _encode(self, text: str, special: bool = True) -> list[int]:
+        if self.tokenizer is None:
+            raise InvalidInputError(
+                'this model came without a tokenizer: pass token ids, {"prompt_token_ids": [...]}, or give LLM a folder'
+            )
+        return self.tokenizer(text, add_special_tokens=special).input_ids
+
+    def _prompt_ids(self, prompt: Any, number: int) -> list[int]:
+        """Token ids of prompt `number`, once they can be right."""
+        if isinstance(prompt, str):
+            ids = self._encode(prompt)
+        elif isinstance(prompt, dict) and "prompt_token_ids" in prompt:
+            ids = prompt["prompt_token_ids"]
+            ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+        else:
+            raise InvalidInputError(
+                f'prompt {number} is {type(prompt).__name__}; pass a text or {{"prompt_token_ids": [...]}}'
+            )
+        if not ids:
+            raise InvalidInputError(f"prompt {number} is empty; a text needs at least 1 token to continue from")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+                raise InvalidInputError(
+                    f"prompt {number} holds {token!r}; token ids are whole numbers from 0 to {self.vocab_size - 1}"
+                )
+        if len(ids) >= self.max_model_len:
+            raise InvalidInputError(
+                f"prompt {number} has {len(ids)} tokens; the model takes {self.max_model_len} in all, so a prompt may "
+                f"have {self.max_model_len - 1}: shorten it"
+            )
+        return ids
+
+    def _params(self, given: Any, count: int) -> list[SamplingParams]:
+        if given is None or isinstance(given, SamplingParams):
+            return [given or SamplingParams()] * count
+        params = list(given)
+        if len(params) != count:
+            raise InvalidInputError(f"{count} prompts and {len(params)} sampling_params; give one for all, or one each")
+        for number, each in enumerate(params):
+            if not isinstance(each, SamplingParams):
+                raise InvalidInputError(f"sampling_params {number} is {type(each).__name__}, not SamplingParams")
+        return params
+
+    def _set_reserve(self, ids: list[list[int]], params: list[SamplingParams]) -> None:
+        longest = max((self._max_len(i, p) for i, p in zip(ids, params, strict=True)), default=0)
+        self.scheduler.reserve_len = longest if self.reserve == "max_len" else None
+
+    def _max_len(self, ids: list[int], params: SamplingParams) -> int:
+        return min(len(ids) + params.max_tokens, self.max_model_len)
+
+    def _add(self, ids: list[int], params: SamplingParams) -> list[_Sample]:
+        """Queue a request: one sequence for each of its n samples."""
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        added = []
+        for index in range(params.n):
+            seq = Sequence(next(self._numbers), list(ids), len(ids), self._max_len(ids, params))
+            generator = None if params.greedy else self._generator(params, seq.seq_id, index)
+            added.append(_Sample(seq, params, generator, stops))
+            self._samples[seq.seq_id] = added[-1]
+            self.scheduler.add(seq)
+        return added
+
+    def _generator(self, params: SamplingParams, seq_id: int, index: int) -> torch.Generator:
+        if params.seed is not None:
+            return make_generator(params, index=index)
+        generator = torch.Generator()
+        generator.manual_seed(self.seed * 1_000_003 + seq_id)  # the same engine and calls give the same texts
+        return generator
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _run(self, mine: list[_Sample], use_tqdm: bool) -> None:
+        from tqdm.auto import tqdm
+
+        left = [one for one in mine if one.seq.status is not SequenceStatus.FINISHED]
+        with tqdm(total=len(mine), disable=not use_tqdm, unit="text", desc="generating") as bar:
+            while left:
+                self._step()
+                still = [one for one in left if one.seq.status is not SequenceStatus.FINISHED]
+                if len(still) < len(left):
+                    bar.update(len(left) - len(still))
+                    left = still
+                if use_tqdm:
+                    written = sum(len(one.seq.token_ids) - one.seq.prompt_len for one in mine)
+                    seconds = bar.format_dict["elapsed"] or 1e-9
+                    bar.set_postfix_str(f"{written / seconds:.1f} tokens/s", refresh=False)
+
+    def _step(self) -> None:
+        """Schedule, move blocks, run the model, choose tokens: one turn for everybody."""
+        step = self.scheduler.schedule()
+        if self._host is not None:
+            self._host.copy_from(self.runner.cache, step.swap_out)
+            self.runner.cache.copy_from(self._host, step.swap_in)
+        self.stats.append(
+            StepStats(
+                len(self.scheduler.running),
+                len(self.scheduler.waiting),
+                len(self.scheduler.swapped),
+                self.manager.num_used_blocks,
+                step.num_tokens,
+                step.num_preempted,
+            )
+        )
+        if not step.parts:
+            return
+        batch, ready, rows = Batch(), [], []
+        for seq, count in step.parts:
+            done = seq.num_computed_tokens
+            batch.add(seq.token_ids[done : done + count], done, self.manager.block_table(seq.seq_id), self._block_size)
+            seq.num_computed_tokens += count
+            if seq.num_uncomputed_tokens == 0:  # its last token is in: the next one can be chosen
+                ready.append(self._samples[seq.seq_id])
+                rows.append(len(batch.input_ids) - 1)
+        logits = self.runner.run(batch, rows)  # [len(rows), vocab]
+        for one, token, row in zip(ready, self._choose(logits, ready), logits, strict=True):
+            self._append(one, token, row)
+
+    @property
+    def _block_size(self) -> int:
+        return self.manager.block_size
+
+    def _choose(self, logits: torch.Tensor, ready: list[_Sample]) -> list[int]:
+        """The next token of each row: all greedy ones in one call, each other one with its own generator."""
+        tokens = logits.argmax(dim=-1).tolist() if ready else []
+        for i, one in enumerate(ready):
+            if not one.params.greedy:
+                tokens[i] = int(sample(logits[i], one.params, one.generator))
+        return tokens
+
+    def _append(self, one: _Sample, token: int, logits: torch.Tensor) -> None:
+        one.seq.token_ids.append(token)
+        if one.params.logprobs is not None:
+            all_of_them = logits.float().log_softmax(-1)
+            best = all_of_them.topk(min(one.params.logprobs, len(all_of_them)))
+            entry = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+            entry.setdefault(token, all_of_them[token].item())
+            one.logprobs.append(entry)
+            one.cumulative_logprob += entry[token]
+        if token in one.stop_ids:
+            one.stop_reason = token if token in one.params.stop_token_ids else None
+            self.scheduler.finish(one.seq, "stop")
+        elif len(one.seq.token_ids) >= one.seq.max_len:
+            self.scheduler.finish(one.seq, "length")
+
+    # -- what goes out ---------------------------------------------------------------------------------------------
+
+    def _forget(self, mine: list[_Sample]) -> None:
+        for one in mine:
+            self.scheduler.finish(one.seq, "cancelled")
+            self._samples.pop(one.seq.seq_id, None)
+
+    def _output(self, number: str, prompt: str | None, request: list[_Sample]) -> RequestOutput:
+        first = request[0].seq
+        outputs = [self._completion(index, one) for index, one in enumerate(request)]
+        return RequestOutput(number, prompt, first.token_ids[: first.prompt_len], outputs, finished=True)
+
+    def _completion(self, index: int, one: _Sample) -> CompletionOutput:
+        text = self.tokenizer.decode(one.new_ids, skip_special_tokens=True) if self.tokenizer else ""
+        asked = one.params.logprobs is not None
+        return CompletionOutput(
+            index,
+            text,
+            one.new_ids,
+            one.cumulative_logprob if asked else None,
+            one.logprobs if asked else None,
+            one.seq.finish_reason,
+            one.seq.note or one.stop_reason,
+        )
+
+
+def _blocks_that_fit(model: Any, block_size: int, max_num_seqs: int, max_model_len: int) -> int:
+    """Blocks for `max_num_seqs` texts of full length, within a share of the memory that is free now."""
+    wanted = max_num_seqs * blocks_needed(max_model_len, block_size)
+    spec = KVCacheSpec.from_config(model.config)
+    dtype = str(model.dtype).removeprefix("torch.")
+    each = spec.allocated_bytes([block_size], block_size, dtype=dtype, mla="expanded", hybrid="full")
+    fits = int(_memory_share(model.device) // each)
+    if fits < 1:
+        raise InvalidInputError(f"one block of {each:,} bytes does not fit the free memory; pass num_blocks")
+    return max(1, min(wanted, fits))
+
+
+def _memory_share(device: torch.device) -> float:
+    """Bytes that the pool may take: 90 % of what is free on a GPU, 25 % of the free memory of the host."""
+    if device.type == "cuda":
+        return 0.9 * torch.cuda.mem_get_info(device)[0]
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows and macOS say it in other ways
+        free = 4 * 2**30
+    return 0.25 * free
