@@ -56,7 +56,7 @@ class Panel(widgets.VBox):
         width, height = self.picture.css_size
         with self.hold_trait_notifications():
             self.image.width, self.image.height = str(width), str(height)
-            self.image.value = self.picture.png()
+            self.image.value = self.picture.png(live=True)
         self._speak(self.picture.sentence)
 
     def _speak(self, sentence: str) -> None:
