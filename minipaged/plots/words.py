@@ -246,8 +246,7 @@ WORDS: dict[str, str] = {
     "03.row.hidden.2": "the {hidden} tokens after it are hidden",
     "03.row.open.0": "no token stands after it",
     "03.row.open.1": (
-        "without the mask, {ahead:.0%} goes to the token after it, which is not written yet when this one is "
-        "read"
+        "without the mask, {ahead:.0%} goes to the token after it, which is not written yet when this one is read"
     ),
     "03.row.open.2": (
         "without the mask, {ahead:.0%} goes to the {hidden} tokens after it, which are not written yet when "
@@ -292,8 +291,7 @@ WORDS: dict[str, str] = {
     "03.rope.clock": "query at {q_at}, key at {k_at}\ndistance {distance}, score {score:.2f}",
     "03.rope.title": "Both hands turn; the angle between them stays",
     "03.rope.sentence": (
-        "At positions {positions} (query, key) the distances are {distances} and the whole scores are "
-        "{scores}."
+        "At positions {positions} (query, key) the distances are {distances} and the whole scores are {scores}."
     ),
     "03.survey.first": "share given to the first token: above half in {over} of {total} heads",
     "03.survey.previous": "share given to the token before: above half in {over} of {total} heads",
@@ -388,8 +386,8 @@ WORDS: dict[str, str] = {
     "04.step.time.second": "attention: {n:,.2f}",
     "04.step.sentence": (
         "{model} on {gpu}, batch {batch}, {held} tokens a row: a step with a cache computes {gflop:,.1f} GFLOP and "
-        "reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the work "
-        "would be recomputation. Weights: {linear}. Attention: {attention}."
+        "reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the "
+        "work would be recomputation. Weights: {linear}. Attention: {attention}."
     ),
     # 05 KV cache size
     "05.part.weights": "weights {size}",
@@ -417,8 +415,9 @@ WORDS: dict[str, str] = {
     "05.ratio.off": "does not fit",
     "05.ratio.sentence": "K and V against weights: {rows}.",
     "05.heads.kept": "{numbers:,} numbers, {share} %",
-    "05.heads.title": "{query_heads} query heads read {most:,} numbers per token, or only {least:,}",
+    "05.heads.title": "{query_heads} query heads, one token: {most:,} numbers are kept, or only {least:,} (drawn to scale)",
     "05.heads.row": "{name} keeps K and V of {kv_heads} KV heads, {numbers:,} numbers",
+    "05.heads.row.one": "{name} keeps K and V of one KV head, {numbers:,} numbers",
     "05.heads.latent": "{name} keeps one latent of {numbers:,} numbers",
     "05.heads.sentence": "For one token in one layer with {query_heads} query heads: {named}.",
     "05.kept.layer": "layer {layer}: {what}",
@@ -583,6 +582,91 @@ WORDS: dict[str, str] = {
     "07.expected.sentence": (
         "A request of {tokens} tokens in blocks of {size} has {empty} empty slots on average: {percent:.1f} % of its "
         "slots are used; its block table has about {entries} entries."
+    ),
+    # 08 paged attention
+    "08.parts.title": "Two partial softmaxes merge: part {name} times {shrink:.2f}, then both have one scale",
+    "08.parts.part": "part {name}\nmaximum {top:g}, sum {sum:.2f}",
+    "08.parts.merged": "merged\nmaximum {top:g}, sum {sum:.2f}",
+    "08.parts.shrink": "{name} × exp({low:g} - {top:g}) = {name} × {factor:.2f}",
+    "08.parts.axis": "exp(score - maximum)",
+    "08.parts.scores": "scores",
+    "08.parts.sentence": (
+        "Part A has maximum {a:g} and sum {sa:.2f}, part B has maximum {b:g} and sum {sb:.2f}. Merged, the maximum is "
+        "{top:g}: every weight of part {name} is multiplied by {shrink:.2f}, and the sum is {total:.2f}."
+    ),
+    "08.step.title.none": "Nothing is read yet: {of} blocks to go",
+    "08.step.title.some": "{step} of {of} blocks read: maximum {top:.2f}, sum {total:.2f}",
+    "08.step.max": "maximum {top:.2f}",
+    "08.step.block": "block",
+    "08.step.scores": "score",
+    "08.step.weights": "exp(score - max)",
+    "08.step.output": "output, first {n} numbers\n(dashed: the final ones)",
+    "08.step.nothing": "Before the first of {of} blocks the maximum is -inf, the sum 0 and the output nothing.",
+    "08.step.sentence": (
+        "After {step} of {of} blocks (now physical block {block}, tokens {first} to {last}) the maximum is {top:.2f} "
+        "and the sum {total:.3f}."
+    ),
+    "08.step.raised": (
+        " This block raised the maximum from {before:.2f}, so the older sum and output shrank to {shrink:.3f} of "
+        "themselves."
+    ),
+    "08.step.forgot": (
+        " This block raised the maximum from {before:.2f}, and the older sum and output did not shrink: they weigh "
+        "too much now."
+    ),
+    "08.step.kept": " The maximum stayed, so nothing old had to change.",
+    "08.step.far": " The output is off by {off:.1%} of its largest number.",
+    "08.step.same": " The output is that of all scores at once.",
+    "08.row.title": "{n} sequences in one row of {total} tokens: no padding, and a slot for each",
+    "08.row.sequence": "{name}: {q} new of {n}",
+    "08.row.cu": "cu_seqlens_q",
+    "08.row.ids": "input_ids",
+    "08.row.positions": "positions",
+    "08.row.slots": "slot_mapping",
+    "08.row.used": "stored before",
+    "08.row.copy": "written by this step",
+    "08.row.reserved": "empty slot",
+    "08.row.free": "other sequences or free",
+    "08.row.sentence": (
+        "{n} sequences with {lens} tokens bring {total} new ones; cu_seqlens_q is {cu}, and their K and V go to the "
+        "slots {slots}."
+    ),
+    "08.sees.title": "A packed step needs {needed} of {all} scores: each row sees its own sequence, up to itself",
+    "08.sees.keys": "keys of {name}: {n}",
+    "08.sees.rows": "packed query rows",
+    "08.sees.sentence": (
+        "{total} query rows of {n} sequences: {needed} of {all} pairs of a query and a key are needed; a row sees the "
+        "keys of its own sequence up to its own position and nothing else."
+    ),
+    "08.pad.title": "Padded: {padded} tokens computed, {wasted} of them for nothing; packed: {packed}",
+    "08.pad.prompts": "prompts, padded to the longest",
+    "08.pad.outputs": "tokens written, until the last request is done",
+    "08.pad.packed": "packed: the same work, {n} tokens",
+    "08.pad.used": "a token that is needed",
+    "08.pad.wasted": "padding",
+    "08.pad.sentence": (
+        "{n} requests as a rectangle {width} wide: {padded} tokens are computed, {wasted} of them padding; packed, "
+        "{packed} are."
+    ),
+    "08.steps.title": "{first} tokens in the first step, then one or a chunk a sequence; every step is packed",
+    "08.steps.tokens": "tokens computed",
+    "08.steps.blocks": "blocks in use",
+    "08.steps.axis": "step",
+    "08.steps.sentence": (
+        "{n} steps compute {total} tokens, {first} of them in the first step; at most {most} of {pool} blocks are in "
+        "use, and {end} after the last step."
+    ),
+    "08.moved.title": "Gathering first moves {times:.0f} times the bytes, and needs room for a second copy",
+    "08.moved.gather": "gather,\nthen attend",
+    "08.moved.walk": "walk the\ntable",
+    "08.moved.read": "read the blocks",
+    "08.moved.write": "write the copy",
+    "08.moved.reread": "read the copy",
+    "08.moved.axis": "MiB moved in one layer of one step",
+    "08.moved.extra": "room needed beside the pool",
+    "08.moved.sentence": (
+        "In one layer of one step, gathering moves {all:,.0f} MiB and needs {gather:,.0f} MiB beside the pool; walking "
+        "the table moves {once:,.0f} MiB and needs {walk:,.0f} KiB: {times:.0f} times less moved."
     ),
 }
 

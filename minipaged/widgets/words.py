@@ -95,6 +95,17 @@ WORDS: dict[str, str] = {
     "07.pour.order": "deal the blocks anew",
     "07.choose.tokens": "tokens of a request",
     "07.choose.size": "block size",
+    # 08 paged attention
+    "08.stepper.above": (
+        "One query against all keys, one block of the table at a time. Yellow: the block being read now."
+    ),
+    "08.stepper.step": "blocks read",
+    "08.stepper.head": "head",
+    "08.stepper.order": "order of reading",
+    "08.stepper.forward": "as they come",
+    "08.stepper.backward": "from the last to the first",
+    "08.stepper.shuffled": "shuffled",
+    "08.stepper.forget": "forget to shrink",
 }
 
 
