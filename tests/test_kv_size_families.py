@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from minipaged.kv_cache import cache_argument
 from minipaged.kv_size import KVCacheSpec, UnreadableConfigError, token_bytes
 
 DEFAULTS = Path(__file__).resolve().parent.parent / "minipaged" / "config_defaults.json"
@@ -184,10 +185,11 @@ def cache_after(model, tokens):
     """The cache that the model fills in one pass over `tokens` tokens."""
     ids = torch.arange(tokens).remainder(50)[None] + 3  # [1, tokens]
     with torch.no_grad():
-        filled = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
+        output = model(input_ids=ids, use_cache=True)
+        filled = output["cache"] if "cache" in output else output.get("past_key_values")
         if filled is None:
             filled = DynamicCache(config=model.config)
-            model(input_ids=ids, use_cache=True, past_key_values=filled)
+            model(input_ids=ids, use_cache=True, **cache_argument(model, filled))
     return getattr(filled, "self_attention_cache", filled)
 
 

@@ -151,6 +151,9 @@ def _where(total: float, card_bytes: float) -> str:
     return say("05.ratio.on" if total <= card_bytes else "05.ratio.off")
 
 
+_HEADS_ROW = {0: "05.heads.latent", 1: "05.heads.row.one"}
+
+
 @picture
 def kinds_of_heads(kinds: Sequence[tuple[str, int, int]], query_heads: int, head_dim: int) -> Picture:
     """What one layer keeps for one token under each kind of attention, beside the query heads that read it.
@@ -168,20 +171,17 @@ def kinds_of_heads(kinds: Sequence[tuple[str, int, int]], query_heads: int, head
         panel.axis("off")
         panel.text(0, 4.05, name, fontweight="bold", fontsize=10.5)
         panel.text(0, -0.65, say("05.heads.kept", numbers=numbers, share=f"{100 * numbers / full:.3g}"), fontsize=9)
-        _cells(panel, 3, query_heads, 1.0, COLOURS["sky"])
+        _cells(panel, 3, [head + 0.5 for head in range(query_heads)], COLOURS["sky"])
+        group = query_heads // max(kv_heads, 1)
+        width = 1.0 if kv_heads else numbers / head_dim  # all cells are drawn to one scale
+        middles = [(index + 0.5) * group for index in range(max(kv_heads, 1))]
         if kv_heads:
-            group = query_heads // kv_heads
-            _cells(panel, 1, kv_heads, group, COLOURS["orange"])
-            _cells(panel, 0, kv_heads, group, COLOURS["green"])
+            _cells(panel, 1, middles, COLOURS["orange"])
+            _cells(panel, 0, middles, COLOURS["green"])
         else:
-            width = query_heads * numbers / full
-            panel.barh(
-                0.9, width, 0.75, left=0, align="center", color=COLOURS["pink"], edgecolor="black", linewidth=0.8
-            )
-            group = query_heads
+            _cells(panel, 1, middles, COLOURS["pink"], width)
         for head in range(query_heads):
-            target = (head // group + 0.5) * group if kv_heads else width / 2
-            panel.plot([head + 0.5, target], [2.95, 1.9 if kv_heads else 1.3], color=COLOURS["grey"], linewidth=0.8)
+            panel.plot([head + 0.5, middles[head // group]], [2.95, 1.85], color=COLOURS["grey"], linewidth=0.7)
     axes[0].text(-0.35, 3.4, "q", ha="right", va="center", fontsize=10)
     axes[0].text(-0.35, 1.4, "K", ha="right", va="center", fontsize=10)
     axes[0].text(-0.35, 0.4, "V", ha="right", va="center", fontsize=10)
@@ -194,23 +194,16 @@ def kinds_of_heads(kinds: Sequence[tuple[str, int, int]], query_heads: int, head
         fontweight="bold",
     )
     named = "; ".join(
-        say("05.heads.row" if kv_heads else "05.heads.latent", name=name, kv_heads=kv_heads, numbers=numbers)
+        say(_HEADS_ROW.get(kv_heads, "05.heads.row"), name=name, kv_heads=kv_heads, numbers=numbers)
         for name, kv_heads, numbers in kinds
     )
     return Picture(figure, say("05.heads.sentence", query_heads=query_heads, named=named), data=list(kinds))
 
 
-def _cells(axes: Any, y: float, count: int, width: float, fill: str) -> None:
-    """A row of equal cells."""
-    axes.bar(
-        [(index + 0.5) * width for index in range(count)],
-        [0.8] * count,
-        width * 0.92,
-        bottom=y,
-        color=fill,
-        edgecolor="black",
-        linewidth=0.8,
-    )
+def _cells(axes: Any, y: float, middles: Sequence[float], fill: str, width: float = 1.0) -> None:
+    """A row of cells, each as wide as the numbers it stands for."""
+    line = min(0.8, 6 / len(middles))
+    axes.bar(middles, [0.8] * len(middles), width * 0.96, bottom=y, color=fill, edgecolor="black", linewidth=line)
 
 
 _ROWS = {"full": "blue", "sliding": "orange", "chunked": "green", "shared": "light", "none": "light"}
