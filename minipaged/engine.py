@@ -9,9 +9,11 @@ writes does not depend on who else is running. Left out: an HTTP server, and sev
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import operator
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,15 +23,19 @@ import torch
 
 from minipaged.block_manager import BlockManager, blocks_needed
 from minipaged.decoding import TextStream
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, MinipagedError
 from minipaged.kv_size import KVCacheSpec
-from minipaged.model_runner import Batch, ModelRunner
+from minipaged.model_runner import Batch, ModelRunner, refuse_by_config
 from minipaged.models import load_model
 from minipaged.paged_cache import PagedKVCache
 from minipaged.sampling import SamplingParams, eos_token_ids, make_generator, sample
-from minipaged.scheduler import Scheduler, Sequence, SequenceStatus
+from minipaged.scheduler import Scheduler, Sequence, SequenceStatus, Step
 
 Prompt = str | dict[str, Any]
+
+
+class InterruptedStreamError(MinipagedError):
+    """Another call was cut off half-way (Ctrl-C, say) while this stream ran, and the engine has started empty again."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +144,17 @@ class LLM:
     ) -> None:
         if reserve not in ("on_demand", "max_len"):
             raise InvalidInputError(f'reserve is {reserve!r}; use "on_demand" or "max_len"')
-        Scheduler(BlockManager(1), max_num_seqs, max_num_batched_tokens, preemption=preemption, batching=batching)
+        options = {"preemption": preemption, "batching": batching}
+        Scheduler(BlockManager(1), max_num_seqs, max_num_batched_tokens, **options)  # says what is wrong with them
+        _whole("block_size", block_size, 1)
+        _whole("num_blocks", num_blocks, 1, optional=True)
+        _whole("num_host_blocks", num_host_blocks, 0, optional=True)
+        self.seed = _whole("seed", seed, 0)
         if model is None or isinstance(model, str | Path):
             self.model, self.tokenizer = load_model(model, device=device, dtype=dtype)
         else:
             self.model, self.tokenizer = model, None
+        refuse_by_config(self.model)
         config = self.model.config.get_text_config()
         self.vocab_size = config.vocab_size
         self.max_model_len = getattr(config, "max_position_embeddings", None) or 2**31
@@ -151,16 +163,42 @@ class LLM:
         self.runner = ModelRunner(self.model, num_blocks, block_size, backend=attention_backend, prepack=True)
         if num_host_blocks is None:
             num_host_blocks = num_blocks if preemption == "swap" else 0
-        self.manager = BlockManager(num_blocks, block_size, num_host_blocks=num_host_blocks)
         self._host = self._host_cache(num_host_blocks)
-        self.scheduler = Scheduler(
-            self.manager, max_num_seqs, max_num_batched_tokens, preemption=preemption, batching=batching
-        )
-        self.reserve, self.seed = reserve, seed
+        self._make_scheduler = lambda manager: Scheduler(manager, max_num_seqs, max_num_batched_tokens, **options)
+        self._num_host_blocks, self._block_size, self.reserve = num_host_blocks, block_size, reserve
         self.stats: list[StepStats] = []
         self._eos = eos_token_ids(self.model, self.tokenizer)
         self._samples: dict[int, _Sample] = {}
         self._numbers = itertools.count()
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        """No sequence and every block free, whatever state the bookkeeping was in."""
+        for one in self._samples.values():
+            if one.seq.status is not SequenceStatus.FINISHED:
+                one.seq.status, one.seq.finish_reason = SequenceStatus.FINISHED, "cancelled"
+        self._samples = {}
+        self.manager = BlockManager(
+            self.runner.cache.num_blocks, self._block_size, num_host_blocks=self._num_host_blocks
+        )
+        self.scheduler = self._make_scheduler(self.manager)
+        self._half_way = False
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """What happens inside must happen as a whole. Ctrl-C can come between any two lines, a queue changed and its
+        blocks not yet: then nobody's numbers can be trusted, and the engine starts empty again."""
+        self._half_way = True
+        try:
+            yield
+        except BaseException:
+            self._start_empty()
+            raise
+        self._half_way = False
+
+    def _whole_again(self) -> None:
+        if self._half_way:  # a second Ctrl-C came while the first was dealt with
+            self._start_empty()
 
     def _host_cache(self, num_blocks: int) -> PagedKVCache | None:
         cache = self.runner.cache
@@ -184,21 +222,22 @@ class LLM:
         Raises:
             InvalidInputError: an input that cannot be right, before anything runs; it names the prompt.
         """
-        prompts = [prompts] if isinstance(prompts, str | dict) else list(prompts)
+        prompts = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
         ids = [self._prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
         params = self._params(sampling_params, len(prompts))
-        self._set_reserve(ids, params)
-        requests = [self._add(tokens, each) for tokens, each in zip(ids, params, strict=True)]
-        self.stats.clear()
-        mine = [one for request in requests for one in request]
+        self._whole_again()
+        mine: list[_Sample] = []
         try:
+            with self._changing():
+                self._set_reserve(ids, params)
+                requests = [self._add(tokens, each) for tokens, each in zip(ids, params, strict=True)]
+                mine += itertools.chain.from_iterable(requests)
+            self.stats.clear()
             self._run(mine, use_tqdm)
         finally:  # Ctrl-C: whatever is unfinished gives its blocks back
             self._forget(mine)
-        return [
-            self._output(str(number), prompt if isinstance(prompt, str) else prompt.get("prompt"), request)
-            for number, (prompt, request) in enumerate(zip(prompts, requests, strict=True))
-        ]
+        texts = [prompt if isinstance(prompt, str) else prompt.get("prompt") for prompt in prompts]
+        return [self._output(str(i), text, one) for i, (text, one) in enumerate(zip(texts, requests, strict=True))]
 
     def chat(
         self,
@@ -209,13 +248,23 @@ class LLM:
         """Answer conversations: a list of {"role": ..., "content": ...}, or a list of such lists."""
         if self.tokenizer is None or not self.tokenizer.chat_template:
             raise InvalidInputError("this model came without a chat template: use generate with your own format")
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        texts = [
-            self.tokenizer.apply_chat_template(list(c), tokenize=False, add_generation_prompt=True)
-            for c in conversations
-        ]
+        messages = _listed("messages", messages)
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        texts = [self._templated(number, each) for number, each in enumerate(conversations)]
         prompts = [{"prompt_token_ids": self._encode(text, special=False), "prompt": text} for text in texts]
         return self.generate(prompts, sampling_params, use_tqdm)
+
+    def _templated(self, number: int, conversation: Any) -> str:
+        turns = _listed(f"conversation {number}", conversation)
+        for turn in turns:
+            if not (isinstance(turn, Mapping) and isinstance(turn.get("role"), str) and "content" in turn):
+                raise InvalidInputError(
+                    f'conversation {number} holds {turn!r:.80}; a message is {{"role": "user", "content": "..."}}'
+                )
+        try:
+            return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs of the model's makers, and refuse in their own ways
+            raise InvalidInputError(f"conversation {number} does not fit the model's chat template: {error}") from error
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[str]:
         """Write one continuation and hand out its text piece by piece; the pieces join to the whole text.
@@ -229,25 +278,37 @@ class LLM:
         if params.n != 1:
             raise InvalidInputError(f"n is {params.n}; a stream shows one text")
         ids = [self._prompt_ids(prompt, 0)]
-        self._set_reserve(ids, [params])
 
         def pieces() -> Iterator[str]:
-            (one,) = self._add(ids[0], params)
-            self.stats.clear()
-            text, shown = TextStream(self.tokenizer), 0
+            self._whole_again()
+            mine: list[_Sample] = []
             try:
-                while one.seq.status is not SequenceStatus.FINISHED:
-                    self._step()
-                    for token in one.new_ids[shown:]:
-                        shown += 1
-                        if piece := text.push(token):
-                            yield piece
-                if rest := text.finish():
-                    yield rest
+                with self._changing():
+                    self._set_reserve(ids, [params])
+                    mine += self._add(ids[0], params)
+                self.stats.clear()
+                yield from self._pieces(mine[0])
             finally:
-                self._forget([one])
+                self._forget(mine)
 
         return pieces()
+
+    def _pieces(self, one: _Sample) -> Iterator[str]:
+        text, shown = TextStream(self.tokenizer), one.seq.prompt_len
+        while True:  # other calls may have moved this sequence on, even to its end: first hand out what is there
+            for token in one.seq.token_ids[shown:]:
+                shown += 1
+                if piece := text.push(token):
+                    yield piece
+            if shown < len(one.seq.token_ids):
+                continue
+            if one.seq.status is SequenceStatus.FINISHED:
+                break
+            self._step()
+        if one.seq.finish_reason == "cancelled":
+            raise InterruptedStreamError("another call was interrupted while this stream ran; start the stream again")
+        if rest := text.finish():
+            yield rest
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -260,11 +321,13 @@ class LLM:
 
     def _prompt_ids(self, prompt: Any, number: int) -> list[int]:
         """Token ids of prompt `number`, once they can be right."""
+        if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and "prompt_token_ids" not in prompt:
+            prompt = prompt["prompt"]
         if isinstance(prompt, str):
             ids = self._encode(prompt)
-        elif isinstance(prompt, dict) and "prompt_token_ids" in prompt:
+        elif isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
             ids = prompt["prompt_token_ids"]
-            ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+            ids = _listed(f"prompt {number}", ids.tolist() if hasattr(ids, "tolist") else ids)
         else:
             raise InvalidInputError(
                 f'prompt {number} is {type(prompt).__name__}; pass a text or {{"prompt_token_ids": [...]}}'
@@ -272,21 +335,21 @@ class LLM:
         if not ids:
             raise InvalidInputError(f"prompt {number} is empty; a text needs at least 1 token to continue from")
         for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
+            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < self.vocab_size:
                 raise InvalidInputError(
-                    f"prompt {number} holds {token!r}; token ids are whole numbers from 0 to {self.vocab_size - 1}"
+                    f"prompt {number} holds {token!r:.80}; token ids are whole numbers from 0 to {self.vocab_size - 1}"
                 )
         if len(ids) >= self.max_model_len:
             raise InvalidInputError(
                 f"prompt {number} has {len(ids)} tokens; the model takes {self.max_model_len} in all, so a prompt may "
                 f"have {self.max_model_len - 1}: shorten it"
             )
-        return ids
+        return [operator.index(token) for token in ids]
 
     def _params(self, given: Any, count: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or SamplingParams()] * count
-        params = list(given)
+        params = _listed("sampling_params", given)
         if len(params) != count:
             raise InvalidInputError(f"{count} prompts and {len(params)} sampling_params; give one for all, or one each")
         for number, each in enumerate(params):
@@ -317,7 +380,7 @@ class LLM:
         if params.seed is not None:
             return make_generator(params, index=index)
         generator = torch.Generator()
-        generator.manual_seed(self.seed * 1_000_003 + seq_id)  # the same engine and calls give the same texts
+        generator.manual_seed((self.seed * 1_000_003 + seq_id) % 2**63)  # the same engine and calls give the same texts
         return generator
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -325,37 +388,49 @@ class LLM:
     def _run(self, mine: list[_Sample], use_tqdm: bool) -> None:
         from tqdm.auto import tqdm
 
-        left = [one for one in mine if one.seq.status is not SequenceStatus.FINISHED]
+        left = {one.seq.seq_id for one in mine if one.seq.status is not SequenceStatus.FINISHED}
+        written = 0
         with tqdm(total=len(mine), disable=not use_tqdm, unit="text", desc="generating") as bar:
             while left:
-                self._step()
-                still = [one for one in left if one.seq.status is not SequenceStatus.FINISHED]
-                if len(still) < len(left):
-                    bar.update(len(left) - len(still))
-                    left = still
+                chosen, finished = self._step()
                 if use_tqdm:
-                    written = sum(len(one.seq.token_ids) - one.seq.prompt_len for one in mine)
-                    seconds = bar.format_dict["elapsed"] or 1e-9
-                    bar.set_postfix_str(f"{written / seconds:.1f} tokens/s", refresh=False)
+                    written += chosen
+                    bar.set_postfix_str(f"{written / (bar.format_dict['elapsed'] or 1e-9):.1f} tokens/s", refresh=False)
+                if finished:
+                    bar.update(len(left) - len(left := left.difference(finished)))
 
-    def _step(self) -> None:
-        """Schedule, move blocks, run the model, choose tokens: one turn for everybody."""
-        step = self.scheduler.schedule()
-        if self._host is not None:
-            self._host.copy_from(self.runner.cache, step.swap_out)
-            self.runner.cache.copy_from(self._host, step.swap_in)
-        self.stats.append(
-            StepStats(
-                len(self.scheduler.running),
-                len(self.scheduler.waiting),
-                len(self.scheduler.swapped),
-                self.manager.num_used_blocks,
-                step.num_tokens,
-                step.num_preempted,
-            )
+    def _step(self) -> tuple[int, list[int]]:
+        """One turn for everybody: schedule, move blocks, run the model, choose tokens.
+
+        Returns:
+            How many tokens were written, and the numbers of the sequences that ended.
+        """
+        self._whole_again()
+        with self._changing():
+            step = self.scheduler.schedule()
+            if self._host is not None:
+                self._host.copy_from(self.runner.cache, step.swap_out)
+                self.runner.cache.copy_from(self._host, step.swap_in)
+            self.stats.append(self._count(step))
+            ready = self._compute(step)
+        ended = [one.seq for one in ready if one.seq.status is SequenceStatus.FINISHED] + step.refused
+        return len(ready), [seq.seq_id for seq in ended]
+
+    def _count(self, step: Step) -> StepStats:
+        queues = self.scheduler
+        return StepStats(
+            len(queues.running),
+            len(queues.waiting),
+            len(queues.swapped),
+            self.manager.num_used_blocks,
+            step.num_tokens,
+            step.num_preempted,
         )
+
+    def _compute(self, step: Step) -> list[_Sample]:
+        """Run the model on a step's tokens, and give a next token to every sequence whose last one is computed."""
         if not step.parts:
-            return
+            return []
         batch, ready, rows = Batch(), [], []
         for seq, count in step.parts:
             done = seq.num_computed_tokens
@@ -367,10 +442,7 @@ class LLM:
         logits = self.runner.run(batch, rows)  # [len(rows), vocab]
         for one, token, row in zip(ready, self._choose(logits, ready), logits, strict=True):
             self._append(one, token, row)
-
-    @property
-    def _block_size(self) -> int:
-        return self.manager.block_size
+        return ready
 
     def _choose(self, logits: torch.Tensor, ready: list[_Sample]) -> list[int]:
         """The next token of each row: all greedy ones in one call, each other one with its own generator."""
@@ -398,9 +470,12 @@ class LLM:
     # -- what goes out ---------------------------------------------------------------------------------------------
 
     def _forget(self, mine: list[_Sample]) -> None:
-        for one in mine:
-            self.scheduler.finish(one.seq, "cancelled")
-            self._samples.pop(one.seq.seq_id, None)
+        self._whole_again()
+        with self._changing():
+            for one in mine:
+                if one.seq.seq_id in self._samples:
+                    self.scheduler.finish(one.seq, "cancelled")
+                    del self._samples[one.seq.seq_id]
 
     def _output(self, number: str, prompt: str | None, request: list[_Sample]) -> RequestOutput:
         first = request[0].seq
@@ -419,6 +494,22 @@ class LLM:
             one.seq.finish_reason,
             one.seq.note or one.stop_reason,
         )
+
+
+def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:
+    if value is None and optional:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        what = "0 blocks hold nothing; " if name == "num_blocks" and value == 0 else ""
+        raise InvalidInputError(f"{name} is {value!r}; {what}it must be a whole number of at least {least}")
+    return value
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    """A list of what came in, unless that is one thing where several belong."""
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
+        raise InvalidInputError(f"{name} is {values!r:.80}; pass a list")
+    return list(values)
 
 
 def _blocks_that_fit(model: Any, block_size: int, max_num_seqs: int, max_model_len: int) -> int:

@@ -13,6 +13,7 @@ Every step mixes decode tokens (one for each sequence that is past its prompt) a
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections import deque
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class Step:
         swap_out, swap_in: (source block, target block) copies to host memory and back, in this order, before the pass.
         refused: sequences that can never run; finished already, with a reason.
         num_preempted: sequences that gave way in this step.
+        num_tokens: tokens that the pass computes.
     """
 
     parts: list[tuple[Sequence, int]] = field(default_factory=list)
@@ -76,11 +78,12 @@ class Step:
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     refused: list[Sequence] = field(default_factory=list)
     num_preempted: int = 0
+    num_tokens: int = 0
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that the pass computes."""
-        return sum(count for _, count in self.parts)
+    def add(self, seq: Sequence, count: int) -> None:
+        """Compute the next `count` tokens of this sequence."""
+        self.parts.append((seq, count))
+        self.num_tokens += count
 
 
 class Scheduler:
@@ -94,6 +97,10 @@ class Scheduler:
             copies them to host memory, and recomputes when that is full.
         batching: "continuous" admits whenever there is room; "static" only when nothing runs any more.
         reserve_len: slots that every sequence gets at admission, as engines without paging do; None: on demand.
+
+    Attributes:
+        waiting, running, swapped: every unfinished sequence is in exactly one; `running` in order of arrival, so that
+            the newest is its last.
     """
 
     def __init__(
@@ -178,7 +185,7 @@ class Scheduler:
             self._preempt(newest, step)
             if newest is seq:
                 return
-        step.parts.append((seq, min(seq.num_uncomputed_tokens, self._left(step))))
+        step.add(seq, min(seq.num_uncomputed_tokens, self._left(step)))
 
     def _give_slots(self, seq: Sequence) -> bool:
         """A slot for every token it has; False, and nothing changed, when there is no block for them."""
@@ -238,8 +245,9 @@ class Scheduler:
         if needed <= self.manager.num_blocks:
             return False
         seq.note = (
-            f"{slots} tokens need {needed} blocks of {self.manager.block_size}, and the pool has "
-            f"{self.manager.num_blocks}: shorten the prompt, or make a larger pool (num_blocks)"
+            f"{slots} {'reserved slots' if slots > len(seq.token_ids) else 'tokens'} need {needed} blocks of "
+            f"{self.manager.block_size}, and the pool has {self.manager.num_blocks}: shorten the prompt, or make a "
+            "larger pool (num_blocks)"
         )
         self.finish(seq, "refused")
         step.refused.append(seq)
@@ -247,5 +255,5 @@ class Scheduler:
 
     def _run(self, seq: Sequence, step: Step) -> None:
         seq.status = SequenceStatus.RUNNING
-        self.running.append(seq)
+        bisect.insort(self.running, seq, key=lambda one: one.seq_id)  # also one that comes back: it is older again
         self._continue(seq, step)
