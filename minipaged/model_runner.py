@@ -355,7 +355,9 @@ class _Probe:
 
     def _alone(self, ids: list[int]) -> torch.Tensor:
         """The model's own logits for one sequence, without any cache: [length, vocab]."""
-        return self.model(input_ids=torch.tensor([ids], device=self.model.device), use_cache=False).logits[0].double()
+        with self.runner._attention("eager"):  # transformers' plainest code, which leaves out no option
+            row = torch.tensor([ids], device=self.model.device)
+            return self.model(input_ids=row, use_cache=False).logits[0].double()
 
     def _paged(self, ids: list[list[int]], shapes: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """The same logits through blocks of 3: packed prompts, then chunks, then one token at a time."""
