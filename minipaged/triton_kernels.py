@@ -15,6 +15,7 @@ Without a GPU Triton's interpreter runs the same code on the CPU, slowly. Left o
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ import triton.language as tl  # noqa: E402
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MIN_SPLIT = 256  # keys: a shorter part costs more to merge than it saves
-PROGRAMS_WANTED = 256  # about two for each processor of a large GPU
+MOST_SPLITS = 64
+PROGRAMS_PER_PROCESSOR = 4  # as many decode programs as one multiprocessor's registers and on-chip memory hold
 
 
 # ---- store: one program per token ------------------------------------------------------------------------------------
@@ -254,7 +256,8 @@ def store(
 
     The caches are contiguous [num_blocks, block_size, num_kv_heads, dim]; slots are checked by the caller.
     """
-    k, v = k.flatten(1), v.flatten(1)  # [num_tokens, num_kv_heads * dim]
+    k, v = (x.flatten(1) for x in (k, v))  # [num_tokens, num_kv_heads * dim]
+    k, v = (x if x.stride(1) == 1 else x.contiguous() for x in (k, v))  # a token's numbers side by side
     sizes = k.shape[1], v.shape[1]
     store_kernel[(k.shape[0],)](
         k, v, k_cache, v_cache, slot_mapping, k.stride(0), v.stride(0), *sizes, *map(triton.next_power_of_2, sizes)
@@ -284,6 +287,8 @@ def paged_attention(
     """
     out = query.new_empty(*query.shape[:2], v_cache.shape[-1])  # [num_tokens, num_heads, v_dim]
     common = _Common(query, k_cache, v_cache, batch, scale, sliding_window, logit_softcap, sinks, use_dot)
+    if not batch.num_tokens:
+        return out
     if mixed is None:
         mixed = bool(batch.chunks)
     if mixed:
@@ -304,7 +309,7 @@ class _Common:
         self.num_kv_heads, v_dim = v_cache.shape[2:]
         self.group = self.num_heads // self.num_kv_heads
         if use_dot is None:
-            use_dot = INTERPRETED or torch.cuda.get_device_capability(query.device) >= (8, 0)
+            use_dot = _chip(query.device)[0]
         k_pad, v_pad = (max(16, triton.next_power_of_2(dim)) for dim in (k_dim, v_dim))
         self.use_dot = use_dot
         self.scalars = (
@@ -318,28 +323,70 @@ class _Common:
             "UPCAST": INTERPRETED and query.dtype == torch.bfloat16,  # a bf16 dot is silently wrong in the interpreter
         }  # fmt: skip
 
-    def tile(self, rows: int) -> int:
-        """Keys read at a time: as many as leave a program's working set small."""
-        widest = max(self.constants["K_PAD"], self.constants["V_PAD"])
-        if not self.use_dot:  # the whole product [rows, tile, dim] lies in registers
-            return max(1, min(32, 8192 // (rows * widest)))
-        return max(16, min(64, 8192 // widest))
+    @property
+    def widest(self) -> int:
+        """The larger of the two padded head sizes."""
+        return max(self.constants["K_PAD"], self.constants["V_PAD"])
 
 
-def rows_for_dot(rows: int, use_dot: bool) -> int:
-    """Rows of a query tile: a power of two, and at least the 16 that a tensor core multiplies at once."""
-    return max(16 if use_dot else 1, triton.next_power_of_2(rows))
+# ---- sizes: how much a program holds at once -------------------------------------------------------------------------
+#
+# A decode program waits for memory, so it wants many bytes on their way: 16 KiB of K and 16 KiB of V for each tile, and
+# `num_stages` lets the next tile's copy start before this one is used. A mixed program computes, so it wants many rows:
+# 64 of them leave room for tiles of half that size. Checked by tests/compile_kernels.py: with these sizes no 16-bit
+# kernel spills a register, and every one fits the on-chip memory of each chip.
+
+
+def decode_sizes(group: int, widest: int, num_bytes: int, use_dot: bool) -> dict[str, int]:
+    """Rows, keys per tile and compiler options of `decode_kernel` and `split_kernel`.
+
+    Args:
+        group: query heads that share a KV head.
+        widest: the larger padded head size. num_bytes: of one number.
+        use_dot: whether `tl.dot` multiplies; it needs at least 16 rows, most of them empty when the group is small.
+    """
+    if not use_dot:
+        return _sum_sizes(triton.next_power_of_2(group), widest)
+    rows = max(16, triton.next_power_of_2(group))
+    return {"ROWS": rows, "TILE": _between(16, 16_384 // (widest * num_bytes), 64), "num_warps": 4, "num_stages": 3}
+
+
+def mixed_sizes(group: int, widest: int, num_bytes: int, use_dot: bool, longest: int) -> dict[str, int]:
+    """The same for `mixed_kernel`; longest: the largest number of new tokens that a sequence has in this step."""
+    if not use_dot:
+        return _sum_sizes(max(4, triton.next_power_of_2(group)), widest)
+    wanted = min(64 if num_bytes == 2 else 16, triton.next_power_of_2(longest * group))
+    rows = max(16, wanted, triton.next_power_of_2(group))
+    return {"ROWS": rows, "TILE": _between(16, 8_192 // (widest * num_bytes), 64), "num_warps": 4, "num_stages": 3}
+
+
+def _sum_sizes(rows: int, widest: int) -> dict[str, int]:
+    """Without tensor cores the whole product [ROWS, TILE, dim] lies in registers: 8,192 numbers, 64 a thread."""
+    return {"ROWS": rows, "TILE": _between(1, 8_192 // (rows * widest), 32), "num_warps": 4, "num_stages": 2}
+
+
+def _between(least: int, value: int, most: int) -> int:
+    return max(least, min(value, most))
+
+
+@lru_cache
+def _chip(device: torch.device) -> tuple[bool, int]:
+    """(tensor cores that Triton can use, programs that keep every multiprocessor busy)."""
+    if INTERPRETED:
+        return True, 1
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return torch.cuda.get_device_capability(device) >= (8, 0), processors * PROGRAMS_PER_PROCESSOR
 
 
 def _decode(query: torch.Tensor, out: torch.Tensor, common: _Common, num_splits: int | None) -> None:
     batch, device = common.batch, query.device
-    rows = rows_for_dot(common.group, common.use_dot)
-    options = {**common.constants, "ROWS": rows, "TILE": common.tile(rows)}
+    sizes = decode_sizes(common.group, common.widest, query.element_size(), common.use_dot)
+    options = {**common.constants, **sizes}
     q_rows, seqs = batch.decode_rows  # [n] each
     n = len(batch.decodes)
     if num_splits is None:
-        wanted = PROGRAMS_WANTED // max(1, n * common.num_kv_heads)
-        num_splits = 1 if INTERPRETED else max(1, min(wanted, batch.max_seq_len // MIN_SPLIT, 64))
+        wanted = _chip(device)[1] // max(1, n * common.num_kv_heads)
+        num_splits = _between(1, min(wanted, batch.max_seq_len // MIN_SPLIT), MOST_SPLITS)
     inputs = (common.k_cache, common.v_cache, batch.block_tables, batch.seq_lens, q_rows, seqs, common.sinks)
     if num_splits == 1:
         decode_kernel[(n, common.num_kv_heads)](query, out, *inputs, *common.scalars, **options)
@@ -357,10 +404,9 @@ def _decode(query: torch.Tensor, out: torch.Tensor, common: _Common, num_splits:
 
 def _mixed(query: torch.Tensor, out: torch.Tensor, common: _Common) -> None:
     batch = common.batch
-    rows = rows_for_dot(min(64 if common.use_dot else 4, batch.max_q_len * common.group), common.use_dot)
-    rows = max(rows, rows_for_dot(common.group, common.use_dot))
-    tile_seqs, tile_tokens = batch.tiles(rows // common.group)
+    sizes = mixed_sizes(common.group, common.widest, query.element_size(), common.use_dot, batch.max_q_len)
+    tile_seqs, tile_tokens = batch.tiles(sizes["ROWS"] // common.group)
     mixed_kernel[(len(tile_seqs), common.num_kv_heads)](
         query, out, common.k_cache, common.v_cache, batch.block_tables, batch.seq_lens, batch.cu_seqlens_q, tile_seqs,
-        tile_tokens, common.sinks, *common.scalars, **common.constants, ROWS=rows, TILE=common.tile(rows),
+        tile_tokens, common.sinks, *common.scalars, **common.constants, **sizes,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Compile the kernels for real chips, without one: python -m tests.compile_kernels [TARGET ...]
+"""Compile the kernels for real chips, without one: python -m tests.compile_kernels [sm_90 fp16 128 ...]
 
 Prints one JSON line per kernel, target and dtype: shared memory, registers, bytes spilled (ptxas -v), binary size.
 Runs in a process of its own, because Triton's interpreter and its compiler cannot both be loaded in one.
@@ -6,6 +6,7 @@ Runs in a process of its own, because Triton's interpreter and its compiler cann
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -27,7 +28,7 @@ TARGETS = {**{f"sm_{cc}": GPUTarget("cuda", cc, 32) for cc in (75, 80, 86, 89, 9
 # per compute capability; CDNA 3 instruction set architecture: 64 KiB local data share).
 SHARED_LIMIT = {"sm_75": 65_536, "sm_80": 166_912, "sm_86": 101_376, "sm_89": 101_376, "sm_90": 232_448,
                 "sm_100": 232_448, "sm_120": 101_376, "gfx942": 65_536}  # fmt: skip
-DTYPES = {"fp16": "fp16", "bf16": "bf16", "fp32": "fp32"}
+DTYPES = ("fp16", "bf16", "fp32")
 INT_POINTERS = {"tables", "seq_lens", "q_rows", "seqs", "starts", "tile_seqs", "tile_tokens"}
 FLOAT_POINTERS = {"parts", "tops", "totals"}
 FLOATS = {"scale", "softcap"}
@@ -54,24 +55,65 @@ def signature(kernel, dtype, constants):
     return types
 
 
+def aligned(kernel, constants):
+    """What a launch tells the compiler about torch's tensors: each begins at a multiple of 16 bytes.
+
+    Without it every number is loaded alone, nothing is copied ahead, and the compiled kernel is not the launched one.
+    """
+    types = signature(kernel, "fp16", constants)
+    hinted = [i for i, (name, kind) in enumerate(types.items()) if kind[0] == "*" or name in ("k_stride", "v_stride")]
+    return {(i,): [["tt.divisibility", 16]] for i in hinted}
+
+
 def configurations(dtype, head_dim, target):
     """(kernel, constants) as they are launched on this chip for Llama-3-like heads: group 4, block 16."""
-    dot = target != "sm_75"
-    group, pad = 4, triton.next_power_of_2(head_dim)
-    common = kernels._Common.__new__(kernels._Common)
-    common.use_dot, common.constants = dot, {"K_PAD": pad, "V_PAD": pad}
+    dot = target != "sm_75"  # a T4 has no path for tl.dot that is worth taking
+    group, pad, num_bytes = 4, triton.next_power_of_2(head_dim), 4 if dtype == "fp32" else 2
     shared = {"GROUP": group, "BLOCK_SIZE": 16, "K_DIM": head_dim, "V_DIM": head_dim, "K_PAD": pad, "V_PAD": pad,
               "HAS_WINDOW": False, "HAS_CAP": False, "HAS_SINKS": False, "USE_DOT": dot, "UPCAST": False,
               "sinks": None}  # fmt: skip
-    decode_rows = kernels.rows_for_dot(group, dot)
-    mixed_rows = max(kernels.rows_for_dot(64 if dot else 4, dot), decode_rows)
-    decode = {**shared, "ROWS": decode_rows, "TILE": common.tile(decode_rows)}
+    decode = {**shared, **kernels.decode_sizes(group, pad, num_bytes, dot)}
     size = 8 * head_dim
     yield kernels.store_kernel, {"K_SIZE": size, "V_SIZE": size, "K_PAD": size, "V_PAD": size}
     yield kernels.decode_kernel, decode
     yield kernels.split_kernel, decode
-    yield kernels.merge_kernel, {"V_DIM": head_dim, "V_PAD": pad, "SPLITS": 16}
-    yield kernels.mixed_kernel, {**shared, "ROWS": mixed_rows, "TILE": common.tile(mixed_rows)}
+    yield kernels.merge_kernel, {"V_DIM": head_dim, "V_PAD": pad, "SPLITS": kernels.MOST_SPLITS}
+    yield kernels.mixed_kernel, {**shared, **kernels.mixed_sizes(group, pad, num_bytes, dot, longest=1000)}
+
+
+def build(kernel, constants, target, dtype):
+    """Compile one kernel for one chip, as a launch there would."""
+    options = {name: constants[name] for name in ("num_warps", "num_stages") if name in constants}
+    constants = {name: value for name, value in constants.items() if name not in options}
+    source = ASTSource(kernel, signature(kernel, dtype, constants), constants, aligned(kernel, constants))
+    return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def compiled(target, dtype, head_dim):
+    """A row of the table for each kernel: shared memory, registers, bytes spilled, or the binary's size."""
+    for kernel, constants in configurations(dtype, head_dim, target):
+        built = build(kernel, constants, target, dtype)
+        row = {"kernel": kernel.__name__, "target": target, "dtype": dtype, "head_dim": head_dim,
+               "shared": built.metadata.shared, "limit": SHARED_LIMIT[target],
+               "tf32": "tf32" in code(built)}  # fmt: skip
+        if target.startswith("sm_"):
+            row["registers"], row["spilled"] = spills(built.asm["ptx"], target)
+            row.update(reads(built.asm["ptx"]))
+        else:
+            row["binary"] = len(built.asm["hsaco"])
+        yield row
+
+
+def code(built):
+    """The text closest to the machine: PTX, or AMD's assembly."""
+    return built.asm.get("ptx") or built.asm["amdgcn"]
+
+
+def reads(ptx):
+    """How K and V arrive: the largest piece in bytes, and whether copies to on-chip memory run ahead of their use."""
+    pieces = [int(size, 16) for size in re.findall(r"cp\.async\.c[ag]\.shared\.global .*?, 0x([0-9a-f]+)", ptx)]
+    pieces += [4 * int(words) for words in re.findall(r"ld\.global\.v(\d)\.b32", ptx)]
+    return {"bytes_at_once": max(pieces, default=0), "copies_ahead": "cp.async" in ptx}
 
 
 def spills(ptx, target):
@@ -89,22 +131,15 @@ def spills(ptx, target):
     return int(registers.group(1)), sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
 
 
-def main(names):
-    for target in names or TARGETS:
-        for dtype in DTYPES:
-            if target == "sm_75" and dtype == "bf16":
-                continue  # a T4 has none
-            for head_dim in (64, 128):
-                for kernel, constants in configurations(dtype, head_dim, target):
-                    source = ASTSource(kernel, signature(kernel, dtype, constants), constants)
-                    compiled = triton.compile(source, target=TARGETS[target])
-                    row = {"kernel": kernel.__name__, "target": target, "dtype": dtype, "head_dim": head_dim,
-                           "shared": compiled.metadata.shared}  # fmt: skip
-                    if target.startswith("sm_"):
-                        row["registers"], row["spilled"] = spills(compiled.asm["ptx"], target)
-                    else:
-                        row["binary"] = len(compiled.asm["hsaco"])
-                    print(json.dumps(row), flush=True)
+def main(args):
+    """Arguments choose targets, dtypes and head sizes; without one of a kind, all of them."""
+    targets = [name for name in TARGETS if name in args] or list(TARGETS)
+    dtypes = [name for name in DTYPES if name in args] or list(DTYPES)
+    head_dims = [dim for dim in (64, 128) if str(dim) in args] or [64, 128]
+    for target, dtype, head_dim in itertools.product(targets, dtypes, head_dims):
+        if (target, dtype) != ("sm_75", "bf16"):  # a T4 has none
+            for row in compiled(target, dtype, head_dim):
+                print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ CHAPTERS = [
     {"fragmentation"},  # 6
     {"block_manager", "paged_cache"},  # 7
     {"paged_attention", "model_runner"},  # 8
-    {"triton_kernels"},  # 9
+    {"triton_kernels", "puzzles"},  # 9
     {"scheduler", "engine"},  # 10
     {"beam_search"},  # 11
     {"speculative"},  # 12

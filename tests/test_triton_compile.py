@@ -1,0 +1,49 @@
+"""The kernels compile for real chips on a machine without one, spill nothing and fit the on-chip memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton has wheels for Linux only")
+
+ROOT = Path(__file__).resolve().parent.parent
+# The whole table is `python -m tests.compile_kernels`, about two minutes. These are its corners: an old chip without
+# bf16, the first with bf16, the newest two, another maker's; the widest heads everywhere.
+CORNERS = [("sm_75", "fp16"), ("sm_80", "bf16"), ("sm_90", "fp16"), ("sm_120", "bf16"), ("gfx942", "fp16")]
+KERNELS = ["store_kernel", "decode_kernel", "split_kernel", "merge_kernel", "mixed_kernel"]
+
+
+def compile_rows(*args):
+    """In a process of its own: the interpreter and the compiler cannot both be loaded in one."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-m", "tests.compile_kernels", *args], cwd=ROOT, capture_output=True,
+                          text=True, env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(("target", "dtype"), CORNERS)
+def test_16_bit_kernels_spill_nothing_and_fit(target, dtype):
+    rows = compile_rows(target, dtype, "128")
+    assert [row["kernel"] for row in rows] == KERNELS
+    for row in rows:
+        assert row["shared"] <= row["limit"], row
+        if target.startswith("sm_"):
+            assert row["spilled"] == 0, row
+    for row in rows[1:3]:
+        if target.startswith("sm_"):  # K and V come in the largest pieces there are, early where the chip can do that
+            assert row["bytes_at_once"] == 16 and row["copies_ahead"] == (target != "sm_75"), row
+
+
+def test_float32_fits_and_is_not_rounded_to_tf32():
+    """Behaviour 21: float32 products on NVIDIA use TF32 unless told otherwise."""
+    rows = compile_rows("sm_90", "fp32", "128") + compile_rows("gfx942", "fp32", "128")
+    for row in rows:
+        assert row["shared"] <= row["limit"] and not row["tf32"], row
