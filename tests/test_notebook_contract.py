@@ -137,11 +137,17 @@ def test_exercises_are_complete(path):
         assert the_check(stub)[0].startswith(f"check_{path.stem[:2]}_"), stub["id"]
 
 
-def test_solutions_pass_the_check_that_readers_use(path):
+def solutions(path):
+    """(name of the check, the folded solution's answer) of each exercise."""
     for _, stub, solution in exercise_cells(path):
         code = "\n".join(re.findall(r"```python\n(.*?)```", solution.source, re.S))
         name, answer = the_check(stub)
         namespace = {}
         exec(code, namespace)
-        result = getattr(exercises, name)(eval(answer, namespace))
+        yield name, eval(answer, namespace)
+
+
+def test_solutions_pass_the_check_that_readers_use(path):
+    for name, answer in solutions(path):
+        result = getattr(exercises, name)(answer)
         assert result.status == "right", f"{name}: {result.message}"

@@ -11,10 +11,16 @@ A check reads like this:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
+
+TIME_LIMIT = 10.0  # seconds that one call of a reader's function may take; right ones take milliseconds
 
 Status = Literal["not attempted", "wrong", "right"]
 
@@ -48,15 +54,70 @@ def attempt(answer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not callable(answer):
         raise Mistake(f"expected a function, got {type(answer).__name__}")
     try:
-        value = answer(*args, **kwargs)
+        with _no_endless_loop():
+            value = answer(*args, **kwargs)
     except NotImplementedError:
         raise NotAttempted from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shown = ", ".join([*map(_short, args), *(f"{k}={_short(v)}" for k, v in kwargs.items())])
         raise Mistake(f"called with ({shown}), your code raised {type(error).__name__}: {error}") from error
+    if value is None and not _is_stub(answer):
+        raise Mistake("your code ran and nothing was returned: does every way through it end with `return ...`?")
     if is_blank(value):
         raise NotAttempted
     return value
+
+
+def _stub() -> None: ...
+
+
+def _is_stub(answer: Callable[..., Any]) -> bool:
+    """True for a function whose body is still `...`, as it came with the notebook."""
+    code = getattr(answer, "__code__", None)
+    return code is not None and code.co_code == _stub.__code__.co_code
+
+
+@contextlib.contextmanager
+def _no_endless_loop() -> Iterator[None]:
+    """Stops Python code that does not end by itself. A debugger keeps its own trace: then there is no limit."""
+    if sys.gettrace() is not None:
+        yield
+        return
+    end = time.monotonic() + TIME_LIMIT
+
+    def trace(_frame: Any, _event: str, _arg: Any) -> Any:  # called at every line
+        if time.monotonic() > end:
+            raise TimeoutError(f"it ran for more than {TIME_LIMIT:g} s: does a loop in it never end?")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def listed(value: Any, asked: str = "a list") -> list[Any]:
+    """What a reader returned as a list, from a tuple, a set, a generator, a numpy array or a tensor as well."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    try:
+        if isinstance(value, (str, bytes, dict)):
+            raise TypeError
+        return list(itertools.islice(value, 100_000))  # a generator need not end
+    except TypeError:
+        raise Mistake(f"you return {_short(value)}; return {asked}") from None
+
+
+def whole(value: Any) -> int:
+    """What a reader returned as an int: 3, 3.0, numpy's 3 and torch's are the same; 2.5, NaN, True and "3" are not."""
+    try:
+        number = value.item() if hasattr(value, "item") else value
+        if not isinstance(number, (bool, str, bytes)) and int(number) == number:
+            return int(number)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # no number, NaN, infinity, more than one number
+        pass
+    raise Mistake(f"you return {_short(value)} where a whole number is expected")
 
 
 def exercise(right: str) -> Callable[[Callable[[Any], None]], Callable[[Any], CheckResult]]:
@@ -73,7 +134,10 @@ def exercise(right: str) -> Callable[[Callable[[Any], None]], Callable[[Any], Ch
                 return CheckResult("not attempted", "replace the ... in the cell above and run it again")
             except Mistake as mistake:
                 return CheckResult("wrong", str(mistake))
-            except Exception as error:  # e.g. a list where a number was asked for: still the reader's, still a sentence
+            except (
+                Exception,
+                SystemExit,
+            ) as error:  # e.g. a list where a number was asked for: still the reader's, still a sentence
                 return CheckResult("wrong", f"the answer cannot be read: {type(error).__name__}: {error}")
             return CheckResult("right", right)
 
@@ -103,5 +167,9 @@ def _same(mine: Any, actual: Any) -> bool:
 
 
 def _short(value: Any) -> str:
+    if hasattr(value, "shape") and getattr(value, "ndim", 0) > 1:  # a tensor's numbers would hide the sentence
+        return f"{type(value).__name__} of shape {list(value.shape)}"
+    if callable(value) and hasattr(value, "__name__"):
+        return value.__name__
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

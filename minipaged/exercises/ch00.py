@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minipaged.exercises._base import Mistake, attempt, exercise
+from minipaged.exercises._base import Mistake, attempt, exercise, listed, whole
 
 _PASSES = ((35, 20), (10, 1), (1, 1), (1, 5))  # prompt tokens, new tokens
 
@@ -20,14 +20,14 @@ def check_00_passes(answer: Any) -> None:
     """answer(prompt_tokens, new_tokens) -> (passes, tokens read by all passes when K and V are kept)."""
     for prompt, new in _PASSES:
         got = attempt(answer, prompt, new)
-        if not isinstance(got, Sequence) or len(got) != 2:
-            raise Mistake(
-                f"for a prompt of {prompt} and {new} new tokens you return {got!r}; return (passes, tokens_read)"
-            )
-        _judge_passes(prompt, new, *got)
+        case = f"for a prompt of {prompt} and {new} new tokens you return {got!r}; return (passes, tokens_read)"
+        got = listed(got, "(passes, tokens_read)")
+        if len(got) != 2:
+            raise Mistake(case)
+        _judge_passes(prompt, new, *map(whole, got))
 
 
-def _judge_passes(prompt: int, new: int, passes: Any, read: Any) -> None:
+def _judge_passes(prompt: int, new: int, passes: int, read: int) -> None:
     case = f"for a prompt of {prompt} tokens and {new} new tokens you say {passes} passes and {read} tokens read"
     if passes != new:
         why = {
@@ -98,9 +98,7 @@ def _bounded(answer: Callable[..., Any], model: _Script, limit: int) -> Callable
 
 
 def _judge_loop(got: Any, want: list[int], asked: list[list[int]], case: str) -> None:
-    if not isinstance(got, (list, tuple)):
-        raise Mistake(f"expected a list of new ids, got {type(got).__name__}")
-    got = list(got)
+    got = [whole(token) for token in listed(got, "a list of the new ids")]
     if got == _PROMPT + want:
         raise Mistake(f"{case}: you return the prompt as well, {got}; expected only the new ids, {want}")
     if want and not got and not asked:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise, is_blank
+from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise, is_blank, listed, whole
 
 
 @exercise("the kept tokens are the smallest set whose mass reaches p, on a sharp, a flat and an exact case")
@@ -86,7 +86,8 @@ def _why_order(got: list[float], logits: list[float], temperature: float, k: int
         return f"one probability for each of the {len(logits)} ids is asked for, and 0 for a token that was cut"
     for order in itertools.permutations(("temperature", "top-k", "top-p")):
         if _close(got, _pipeline(logits, temperature, k, p, order)):
-            return f"that is the order {', '.join(order)}"
+            tail = " (or the mass was not shared again after top-k)" if order[-1] == "top-k" else ""
+            return f"that is the order {', '.join(order)}{tail}"
     if _close(got, _pipeline(logits, 1 / temperature, k, p, ("temperature", "top-k", "top-p"))):
         return "logits are divided by the temperature, not multiplied"
     total = sum(got)
@@ -107,7 +108,7 @@ def check_01_dart(answer: Callable[[list[float], float], Any]) -> None:
         ([0.5, 0.0, 0.5], 0.5, 2),
     ]
     for probs, dart, want in cases:
-        got = int(attempt(answer, list(probs), dart))
+        got = whole(attempt(answer, list(probs), dart))
         if got != want:
             raise Mistake(
                 f"the dart {dart} on the strip {probs} hits token {want}, you say {got}: "
@@ -115,7 +116,7 @@ def check_01_dart(answer: Callable[[list[float], float], Any]) -> None:
             )
     probs, dart = [0.1] * 10, 1 - 2**-53
     got = answer(list(probs), dart)
-    if got is None or is_blank(got) or not 0 <= int(got) < len(probs):
+    if got is None or is_blank(got) or not 0 <= whole(got) < len(probs):
         raise Mistake(
             f"ten parts of 0.1 add up to {sum([0.1] * 10)} in floating point; the dart {dart} lies beyond, and your "
             f"code gives {got}: let the last token that can be drawn take what rounding leaves"
@@ -186,9 +187,15 @@ class _Reader:
         self.calls = 0
         self.complaint = ""
 
+    def __repr__(self) -> str:
+        return "read"
+
     def __call__(self, ids: Any, first_position: int) -> list[float]:
-        ids = _ids(ids, keep_order=True)
         self.calls += 1
+        if isinstance(ids, int):
+            self.complaint = self.complaint or f"call {self.calls} feeds {ids}; read takes a list of ids: [{ids}]"
+            raise TypeError("not a list of ids")
+        ids = _ids(ids, keep_order=True)
         if self.calls > 50:
             self.complaint = self.complaint or "50 passes and no end: the loop never stops"
             raise RuntimeError("too many passes")
@@ -214,9 +221,7 @@ class _Reader:
 
 def _ids(values: Any, keep_order: bool = False) -> list[int]:
     """Token ids out of a list, a set, or a tensor."""
-    if hasattr(values, "tolist"):
-        values = values.tolist()
-    ids = [int(value) for value in values]
+    ids = [whole(value) for value in listed(values, "a list of token ids")]
     return ids if keep_order else sorted(ids)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from minipaged.exercises._base import Mistake, attempt, exercise
+from minipaged.exercises._base import Mistake, attempt, exercise, listed, whole
 from minipaged.shapes import contiguous_strides, flat_offset, num_bytes, predict_shapes, split_heads
 
 # Small configs with the traps of real ones: fewer KV heads, a head_dim that is given, one that is null or missing.
@@ -32,17 +32,17 @@ def _entries(config: dict[str, Any]) -> str:
 
 
 def _as_shape(value: Any, asked: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(length) for length in value)
-    except (TypeError, ValueError):
-        raise Mistake(f"expected {asked}, your function gave {value!r}") from None
+    lengths = listed(value, asked)
+    if None in lengths:
+        raise Mistake(f"you return {tuple(lengths)}; return {asked}: an entry that is there may still be None")
+    return tuple(whole(length) for length in lengths)
 
 
 @exercise("K has the config's head_dim when it gives one, and one head per KV head")
 def check_02_k_shape(answer: Any) -> None:
     """`answer(config, batch, length)` -> the shape of K in one layer's cache."""
     for config in (_GROUPED, _GIVEN, _NULL, {k: v for k, v in _NULL.items() if k != "head_dim"}):
-        got = _as_shape(attempt(answer, config, 2, 5), "a shape of four numbers")
+        got = _as_shape(attempt(answer, config, 2, 5), f"a shape of four numbers for {_entries(config)}")
         want = predict_shapes(config, 2, 5)["K cache"]
         if got != want:
             raise Mistake(
@@ -74,10 +74,8 @@ def check_02_offset(answer: Any) -> None:
     """`answer(index, shape)` -> place of a cell in a contiguous tensor."""
     cases = [((3,), (5,)), ((2, 3), (3, 5)), ((1, 0, 2), (2, 3, 4)), ((0, 2, 5, 10), (1, 3, 8, 64))]
     for index, shape in cases:
-        got = attempt(answer, index, shape)
+        got = whole(attempt(answer, index, shape))
         want = flat_offset(index, contiguous_strides(shape))
-        if isinstance(got, bool) or not isinstance(got, int):
-            raise Mistake(f"for index {index} in shape {shape} expected one whole number, your function gave {got!r}")
         if got != want:
             raise Mistake(
                 f"cell {index} of shape {shape}: you say {got}, it stands at {want}: {_why_offset(got, index, shape)}"
@@ -102,15 +100,13 @@ def check_02_split_heads(answer: Any) -> None:
     """`answer(x, num_heads)`: [batch, length, num_heads * head_dim] -> [batch, num_heads, length, head_dim]."""
     for batch, length, heads, dim in ((1, 2, 3, 2), (2, 3, 2, 4), (2, 4, 4, 4)):
         x = torch.arange(batch * length * heads * dim).view(batch, length, heads * dim)
-        got, want = attempt(answer, x, heads), split_heads(x, heads)
-        if not isinstance(got, torch.Tensor):
-            raise Mistake(f"expected a tensor, your function gave {type(got).__name__}")
+        got, want = torch.as_tensor(attempt(answer, x, heads)), split_heads(x, heads)
         if got.shape != want.shape:
             found, right = tuple(got.shape), tuple(want.shape)
             raise Mistake(
                 f"x {tuple(x.shape)}, {heads} heads: you give shape {found}, expected {right}{_swap(found, right)}"
             )
-        if not torch.equal(got, want):
+        if not bool((got == want).all()):
             raise Mistake(f"x = arange, shape {tuple(x.shape)}, {heads} heads: {_stranger(got, x, want, heads)}")
 
 
@@ -131,7 +127,7 @@ def _stranger(got: torch.Tensor, x: torch.Tensor, want: torch.Tensor, heads: int
     if torch.equal(got, x.reshape(want.shape)):
         return f"{where}: view alone gives the right shape and mixes tokens; cut into heads first, then transpose"
     if torch.equal(got, x.unflatten(-1, (dim, heads)).permute(0, 3, 1, 2)):
-        return f"{where}: a head is {dim} neighbouring columns, not every {heads}th column"
+        return f"{where}: a head is {dim} neighbouring columns, not one column in every {heads}"
     return f"{where}: head h of a token is its columns h*{dim} to h*{dim}+{dim - 1}"
 
 
@@ -139,12 +135,10 @@ def _stranger(got: torch.Tensor, x: torch.Tensor, want: torch.Tensor, heads: int
 def check_02_k_bytes(answer: Any) -> None:
     """`answer(config, batch, length, bytes_per_number)` -> bytes of the K tensors of all layers."""
     for config, batch, length, size in ((_GROUPED, 1, 100, 2), (_GIVEN, 3, 7, 4), (_NULL, 2, 5, 2)):
-        got = attempt(answer, config, batch, length, size)
+        got = whole(attempt(answer, config, batch, length, size))
         shape = predict_shapes(config, batch, length)["K cache"]
         layers, numbers = config["num_hidden_layers"], num_bytes(shape, "int8")
         want = layers * numbers * size
-        if isinstance(got, bool) or not isinstance(got, int | float):
-            raise Mistake(f"expected one number of bytes, your function gave {got!r}")
         if got == want:
             continue
         group = config["num_attention_heads"] // config["num_key_value_heads"]

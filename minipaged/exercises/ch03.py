@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minipaged.attention import attention, causal_mask, masked_softmax
-from minipaged.exercises._base import Mistake, attempt, exercise
+from minipaged.exercises._base import Mistake, attempt, exercise, listed
 
 # The numbers of the exercise "one score by hand": 4 query heads, 2 KV heads, heads of 4 numbers; query head 2 looks.
 _HEADS, _KV_HEADS, _LOOKS = 4, 2, 2
@@ -61,7 +61,7 @@ def check_03_chunk_mask(answer: Any) -> None:
 
 
 def _as_bools(mask: Any, case: str) -> Tensor:
-    mask = torch.as_tensor(mask)
+    mask = mask if isinstance(mask, Tensor) else torch.tensor([listed(row) for row in listed(mask)])
     if mask.dtype.is_floating_point:
         raise Mistake(f"{case} gives numbers of type {mask.dtype}; return True where a query may look, else False")
     return mask.bool()
@@ -128,6 +128,8 @@ def _why_softmax(scores: Tensor, got: Tensor) -> str:
         return "a row that may look at nothing must give zeros, not equal shares"
     if hidden.any():
         return "a hidden entry weighs exactly 0, however low the others are: keep -inf, exp(-inf) is 0"
+    if scores.dim() == 2 and any(torch.allclose(got, wrong, atol=1e-5) for wrong in _without_keepdim(scores)):
+        return "keepdim=True is missing in a maximum or a sum: the rows' numbers were lined up with the columns"
     if scores.dim() == 2 and torch.allclose(got.double(), scores.double().softmax(0), atol=1e-5):
         return "you normalise down the columns; each row is one query, so the last axis must sum to 1"
     if scores.abs().max() > 100:
@@ -137,6 +139,13 @@ def _why_softmax(scores: Tensor, got: Tensor) -> str:
     if not torch.allclose(got.double().sum(-1), torch.ones(scores.shape[:-1], dtype=torch.float64), atol=1e-4):
         return "the shares of a row must sum to 1: divide by the sum of the exponentials"
     return "each share is exp(score) divided by the sum of the row's exponentials"
+
+
+def _without_keepdim(scores: Tensor) -> list[Tensor]:
+    """The square results that come out when the maximum, the sum, or both lose their axis."""
+    tops = scores.amax(-1, keepdim=True), scores.amax(-1)
+    parts = [(scores - top).exp() for top in tops]
+    return [parts[0] / parts[0].sum(-1), parts[1] / parts[1].sum(-1), parts[1] / parts[1].sum(-1, keepdim=True)]
 
 
 @exercise(
@@ -156,7 +165,7 @@ def check_03_grouped_heads(answer: Any) -> None:
         q, k, v = (
             torch.randn(*shape, 4, generator=g) for shape in ((heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len))
         )
-        got = torch.as_tensor(attempt(answer, q, k, v))
+        got = torch.as_tensor(attempt(answer, q, k, v)).float()
         want = attention(q, k, v)
         case = f"{heads} query heads on {kv_heads} KV heads, {q_len} queries, {kv_len} keys"
         if got.shape != want.shape:

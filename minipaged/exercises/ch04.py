@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipaged.exercises._base import Mistake, attempt, exercise
+from minipaged.exercises._base import Mistake, attempt, exercise, listed, whole
 
 _END = 0
 
@@ -25,6 +25,8 @@ class _Toy:
         new = [int(token) for token in tokens]
         if not new:
             raise ValueError("a pass needs at least one token")
+        if len(self.calls) == 100:
+            raise RuntimeError("100 passes and no end: stop at max_tokens")
         self.calls.append(new)
         self.fed += new
         return sum((i + 3) * token for i, token in enumerate(self.fed, start=1)) % 11
@@ -52,7 +54,7 @@ def check_04_decode_loop(answer: Callable[..., list[int]]) -> None:
         got = attempt(answer, mine, list(prompt), max_tokens)
         case = f"for the prompt {prompt} and max_tokens={max_tokens}"
         _check_calls(mine.calls, toy.calls, prompt, case)
-        got = [int(token) for token in got]
+        got = [whole(token) for token in listed(got, "a list of token ids")]
         if got != want and got == prompt + want:
             raise Mistake(f"{case} you return the prompt as well: {got}; expected the new tokens only, {want}")
         if got != want:
@@ -102,10 +104,10 @@ def check_04_token_passes(answer: Callable[..., int]) -> None:
         with_cache = prompt + output - 1
         without = sum(prompt + step for step in range(output))
         for cached, want in ((True, with_cache), (False, without)):
-            got = attempt(answer, prompt, output, cached)
+            got = whole(attempt(answer, prompt, output, cached))
             if got != want:
                 case = f"{prompt} prompt tokens, {output} new ones, cached={cached}: you count {got}, expected {want}"
-                raise Mistake(f"{case}; {_why_passes(int(got), prompt, output, cached)}")
+                raise Mistake(f"{case}; {_why_passes(got, prompt, output, cached)}")
 
 
 def _why_passes(got: int, prompt: int, output: int, cached: bool) -> str:
@@ -134,14 +136,14 @@ def check_04_preallocation(answer: Callable[..., tuple[int, float]]) -> None:
         longest, used = max(lengths), sum(lengths)
         empty = 1 - used / (longest * len(requests))
         got = attempt(answer, list(requests))
-        try:
-            max_len, share = got
-        except (TypeError, ValueError):
-            raise Mistake(f"expected two numbers, (max_len, share of empty slots), got {got!r}") from None
+        got = listed(got, "two numbers, (max_len, share of empty slots)")
+        if len(got) != 2:
+            raise Mistake(f"expected two numbers, (max_len, share of empty slots), got {got!r}")
+        max_len, share = whole(got[0]), float(got[1])
         case = f"for the requests {requests}"
         if max_len != longest:
             raise Mistake(f"{case} you choose {max_len} slots, expected {longest}; {_why_slots(max_len, requests)}")
-        if abs(share - empty) > 1e-6:
+        if not abs(share - empty) <= 1e-6:  # NaN is wrong too
             raise Mistake(
                 f"{case} the share is {share:.4g}, expected {empty:.4g}; {_why_share(share, longest, lengths)}"
             )
@@ -173,8 +175,7 @@ def _why_share(got: float, longest: int, lengths: list[int]) -> str:
 def check_04_positions(answer: Callable[..., list[int]]) -> None:
     """`answer(num_tokens, new)`: positions of the last `new` of `num_tokens` tokens, the new ones included."""
     for num_tokens, new in ((1, 1), (5, 1), (6, 6), (20, 16)):
-        got = attempt(answer, num_tokens, new)
-        got = [int(position) for position in got]
+        got = [whole(position) for position in listed(attempt(answer, num_tokens, new), "a list of positions")]
         want = list(range(num_tokens - new, num_tokens))
         if got == want:
             continue

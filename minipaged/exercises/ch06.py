@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise
+from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise, is_blank, listed, whole
 from minipaged.fragmentation import FirstFitPool, chunk_for, next_power_of_two
 
 # --- which waste is this slot? -------------------------------------------------------------------------------------
@@ -74,8 +74,9 @@ def check_06_five_requests(answer: dict[str, int]) -> None:
     right = five_requests()
     if not isinstance(answer, dict) or set(answer) != set(right):
         raise Mistake(f"give a dictionary with the keys {', '.join(right)}")
-    if all(value is ... for value in answer.values()):
+    if any(is_blank(value) for value in answer.values()):
         raise NotAttempted
+    answer = {name: whole(value) for name, value in answer.items()}
     chunks = sum(chunk_for(min(FIVE_MAX, p + next_power_of_two(o))) for p, o, _ in FIVE)
     total = sum(answer.values())
     if answer["idle"]:
@@ -134,7 +135,7 @@ def _read_place(got: Any) -> tuple[int, list[tuple[int, int]]] | None:
         return None
     try:
         start, holes = got
-        return int(start), [(int(a), int(n)) for a, n in holes]
+        return whole(start), [(whole(a), whole(n)) for a, n in listed(holes)]
     except (TypeError, ValueError):
         raise Mistake(f"return (start, holes that are left) or None, not {got!r}") from None
 
@@ -185,10 +186,10 @@ def check_06_queue(answer: Callable[..., Any]) -> None:
     cases = [([3, 5], 10), ([6, 6, 2], 10), ([3, 20, 4], 10), ([11, 10], 10), ([12], 10), ([9, 30, 2, 8, 40, 1], 10)]
     for sizes, pool in cases:
         got = attempt(answer, list(sizes), pool)
-        try:
-            served, refused = (list(part) for part in got)
-        except (TypeError, ValueError):
-            raise Mistake(f"return (served, refused), two lists, not {got!r}") from None
+        got = listed(got, "(served, refused), two lists")
+        if len(got) != 2:
+            raise Mistake(f"return (served, refused), two lists, not {got!r}")
+        served, refused = ([whole(size) for size in listed(part)] for part in got)
         _compare_queue(sizes, pool, served, refused)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minipaged.block_manager import blocks_needed, physical_slot
-from minipaged.exercises._base import Mistake, attempt, exercise
+from minipaged.exercises._base import Mistake, attempt, exercise, listed, whole
 
 
 @exercise("your formula finds every slot, in blocks of 1, 4 and 16, block 0 included")
@@ -15,13 +15,13 @@ def check_07_physical_slot(answer: Any) -> None:
     cases = [([5, 100, 888], 20, 16), ([5, 100, 888], 15, 16), ([5, 100, 888], 16, 16), ([5, 100, 888], 36, 16)]
     cases += [([3, 0, 7], 5, 4), ([2, 0, 1], 1, 1), ([0], 0, 16)]
     for table, position, size in cases:
-        got, want = _number(attempt(answer, table, position, size)), physical_slot(table, position, size)
+        got, want = whole(attempt(answer, table, position, size)), physical_slot(table, position, size)
         if got != want:
             case = f"table {table}, position {position}, blocks of {size}: you say slot {got}, expected {want}. "
             raise Mistake(case + _why_slot(answer, table, position, size, got))
 
 
-def _why_slot(answer: Callable[..., Any], table: list[int], position: int, size: int, got: float) -> str:
+def _why_slot(answer: Callable[..., Any], table: list[int], position: int, size: int, got: int) -> str:
     logical, offset = divmod(position, size)
     if got == position:
         return "That is the position itself: the number in the table is not used"
@@ -46,6 +46,7 @@ def check_07_needs_new_block(answer: Any) -> None:
     for size in (16, 4, 1):
         for num_tokens in range(3 * size + 1):
             got = attempt(answer, num_tokens, size)
+            got = got.item() if hasattr(got, "item") else got
             if type(got).__name__ not in ("bool", "bool_"):
                 raise Mistake(f"for {num_tokens} tokens in blocks of {size} you return {got!r}; return True or False")
             want = blocks_needed(num_tokens + 1, size) > blocks_needed(num_tokens, size)
@@ -72,10 +73,10 @@ def _why_block(num_tokens: int, size: int, got: bool) -> str:
 def check_07_workload(answer: Any) -> None:
     """`answer(lengths, block_size)` -> (blocks in all, empty slots in all)."""
     for lengths, size in [([10], 16), ([16], 16), ([10, 20, 50], 16), ([16, 32], 16), ([7, 7, 7], 1), ([5, 9], 4)]:
-        got = attempt(answer, list(lengths), size)
-        if not isinstance(got, (tuple, list)) or len(got) != 2:
+        got = listed(attempt(answer, list(lengths), size), "two numbers, (blocks, empty slots)")
+        if len(got) != 2:
             raise Mistake(f"for lengths {lengths} you return {got!r}; return two numbers, (blocks, empty slots)")
-        blocks, empty = (_number(part) for part in got)
+        blocks, empty = map(whole, got)
         want_blocks = sum(blocks_needed(n, size) for n in lengths)
         want_empty = want_blocks * size - sum(lengths)
         case = f"lengths {lengths}, blocks of {size}: "
@@ -88,7 +89,7 @@ def check_07_workload(answer: Any) -> None:
             raise Mistake(f"{case}you say {empty} empty slots, expected {want_empty}: {why}")
 
 
-def _why_blocks(lengths: list[int], size: int, got: float) -> str:
+def _why_blocks(lengths: list[int], size: int, got: int) -> str:
     if got == sum(n // size for n in lengths):
         return "You rounded down: the tokens behind the last full block need a block too"
     if got == sum(n // size + 1 for n in lengths):
@@ -96,9 +97,3 @@ def _why_blocks(lengths: list[int], size: int, got: float) -> str:
     if got == blocks_needed(sum(lengths), size):
         return "You added the lengths first, but two requests do not share a block"
     return f"Request by request: {[blocks_needed(n, size) for n in lengths]}"
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise Mistake(f"you return {value!r}; a whole number is expected here")
-    return int(value)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minipaged.block_manager import physical_slot
-from minipaged.exercises._base import Mistake, attempt, exercise
+from minipaged.exercises._base import Mistake, attempt, exercise, listed, whole
 from minipaged.paged_attention import paged_attention
 
 Part = tuple[float, float, float]
@@ -50,11 +50,14 @@ def _told(part: Part) -> str:
 
 
 def _three(value: Any) -> Part:
-    if not isinstance(value, (tuple, list)) or len(value) != 3:
+    value = listed(value, "three numbers, (top, total, acc)")
+    if len(value) != 3:
         raise Mistake(f"you return {value!r}; return three numbers, (top, total, acc)")
-    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in value):
-        raise Mistake(f"you return {value!r}; all three must be plain numbers")
-    return float(value[0]), float(value[1]), float(value[2])
+    try:
+        top, total, acc = map(float, value)
+    except (TypeError, ValueError, RuntimeError):
+        raise Mistake(f"you return {value!r}; all three must be plain numbers") from None
+    return top, total, acc
 
 
 def _why_merge(a: Part, b: Part, got: Part, want: Part) -> str:
@@ -86,11 +89,12 @@ def check_08_pack(answer: Any) -> None:
     for parts, size in [([prompt], 4), ([prompt, decode], 4), ([decode], 4), ([decode, chunk, prompt], 4),
                         ([([5, 100, 888], 20, 2), ([0], 0, 3)], 16)]:  # fmt: skip
         got = attempt(answer, [(list(t), c, n) for t, c, n in parts], size)
-        if not isinstance(got, (tuple, list)) or len(got) != 3:
+        got = listed(got, "three lists: positions, slots, cu_seqlens_q")
+        if len(got) != 3:
             raise Mistake(f"you return {got!r}; return three lists: positions, slots, cu_seqlens_q")
         want = _packed(parts, size)
         for name, mine, right in zip(("positions", "slots", "cu_seqlens_q"), got, want, strict=True):
-            mine = mine.tolist() if isinstance(mine, torch.Tensor) else list(mine)
+            mine = [whole(number) for number in listed(mine)]
             if mine != right:
                 case = f"parts {parts}, blocks of {size}: your {name} are {mine}, expected {right}. "
                 raise Mistake(case + _why_pack(name, mine, parts, want))
@@ -144,9 +148,9 @@ def check_08_paged(answer: Any) -> None:
     for name, (lens, q_lens) in cases.items():
         inputs = _batch(lens, q_lens)
         got, want = attempt(answer, *inputs), paged_attention(*inputs, backend="reference")
-        if not isinstance(got, torch.Tensor) or got.shape != want.shape:
-            shape = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
-            raise Mistake(f"{name}: expected a tensor {tuple(want.shape)}, got {shape}")
+        got = torch.as_tensor(got)
+        if got.shape != want.shape:
+            raise Mistake(f"{name}: expected a tensor {tuple(want.shape)}, got {tuple(got.shape)}")
         close = torch.isclose(got.double(), want, atol=1e-9).flatten(1).all(1)  # [num_tokens]
         if not bool(close.all()):
             raise Mistake(f"{name}: {_why_paged(answer, got, close, lens, inputs)}")
@@ -196,15 +200,15 @@ def check_08_tokens(answer: Any) -> None:
     """`answer(requests)`, requests [(prompt_len, output_len)] -> (packed, padded) tokens computed."""
     for requests in [[(5, 1)], [(5, 3)], [(5, 3), (5, 3)], [(5, 9), (12, 4)], [(5, 9), (12, 4), (3, 12)]]:
         got = attempt(answer, list(requests))
-        if not isinstance(got, (tuple, list)) or len(got) != 2:
+        got = listed(got, "two numbers, (packed, padded)")
+        if len(got) != 2:
             raise Mistake(f"for {requests} you return {got!r}; return two numbers, (packed, padded)")
         packed, padded = _count(requests)
         for name, mine, want in (("packed", got[0], packed), ("padded", got[1], padded)):
-            if isinstance(mine, bool) or not hasattr(mine, "__index__"):
-                raise Mistake(f"for {requests} your {name} count is {mine!r}; a whole number is expected")
-            if int(mine) != want:
-                raise Mistake(f"requests {requests}: your {name} count is {int(mine)}, expected {want}. "
-                              + _why_tokens(requests, name, int(mine)))  # fmt: skip
+            mine = whole(mine)
+            if mine != want:
+                raise Mistake(f"requests {requests}: your {name} count is {mine}, expected {want}. "
+                              + _why_tokens(requests, name, mine))  # fmt: skip
 
 
 def _count(requests: Sequence[tuple[int, int]]) -> tuple[int, int]:

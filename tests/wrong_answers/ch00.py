@@ -96,6 +96,7 @@ WRONG = {
         (looks_in_the_prompt, "the prompt itself holds an end id"),
         (knows_one_end_id, "end ids [2, 5], model says [7, 5, 6, 6, 6]: you return [7, 5, 6, 6]"),
         (never_stops, "the loop does not stop"),
-        (lambda *a: 3, "expected a list"),
+        (lambda *a: 3, "return a list"),
+        (lambda *a: None if a else 3, "nothing was returned"),
     ],
 }

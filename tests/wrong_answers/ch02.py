@@ -59,6 +59,7 @@ WRONG = {
         ),
         (lambda c, b, t: (t, b, 1, 1), "the axes are"),
         (lambda c, b, t: 12, "a shape of four numbers"),
+        (lambda c, b, t: (b, c["num_key_value_heads"], t, c.get("head_dim", 64)), "still be None"),
     ],
     "check_02_offset": [
         (first_axis_fastest, "first axis run fastest"),
@@ -66,7 +67,7 @@ WRONG = {
         (lambda index, shape: row_by_row(index, shape) + 1, "stands at 0"),
         (lambda index, shape: sum(index), "product of all lengths behind"),
         (lambda index, shape: index[0] * shape[1] + index[1], "raised IndexError"),
-        (lambda index, shape: (index, shape), "one whole number"),
+        (lambda index, shape: (index, shape), "a whole number is expected"),
     ],
     "check_02_split_heads": [
         (lambda x, h: x.view(x.shape[0], h, x.shape[1], -1), "view alone"),
@@ -74,7 +75,7 @@ WRONG = {
         (lambda x, h: x.unflatten(-1, (-1, h)).permute(0, 3, 1, 2), "neighbouring columns"),
         (lambda x, h: x.unflatten(-1, (h, -1)).transpose(1, 2).flip(1), "is its columns"),
         (lambda x, h: x, "expected (1, 3, 2, 2)"),
-        (lambda x, h: x.tolist(), "expected a tensor"),
+        (lambda x, h: "heads", "cannot be read"),
     ],
     "check_02_k_bytes": [
         (lambda c, b, t, s: k_bytes(c, b, t, s) // c["num_hidden_layers"], "one layer"),
@@ -84,6 +85,6 @@ WRONG = {
         (lambda c, b, t, s: k_bytes(c, b, t, s) // s, "how many numbers"),
         (lambda c, b, t, s: k_bytes(c, 1, t, s), "the batch is missing"),
         (lambda c, b, t, s: k_bytes(c, b, t, s) + 1, "layers x batch"),
-        (lambda c, b, t, s: "38 kB", "one number of bytes"),
+        (lambda c, b, t, s: "38 kB", "a whole number is expected"),
     ],
 }

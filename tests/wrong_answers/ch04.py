@@ -93,7 +93,7 @@ WRONG = {
         (used_share, "this is the share that is used"),
         (share_of_the_used, "not by those that are used"),
         (lambda r: (max(lengths(r)), sum(max(lengths(r)) - n for n in lengths(r))), "this is a number of slots"),
-        (lambda r: max(lengths(r)), "expected two numbers"),
+        (lambda r: max(lengths(r)), "return two numbers"),
     ],
     "check_04_positions": [
         (lambda num_tokens, new: list(range(num_tokens, num_tokens + new)), "the bug is there"),

@@ -117,7 +117,7 @@ WRONG = {
         (_paged(cut=False), "a slot was read that holds no token"),
         (_paged(tiled=True), "compare it with attention over its own keys"),
         (lambda *args: args[0][:1], "expected a tensor"),
-        (lambda *args: [1], "got list"),
+        (lambda *args: [1], "got (1,)"),
     ],
     "check_08_tokens": [
         (lambda r: (sum(p + o for p, o in r), 0), "nothing follows it"),
