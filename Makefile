@@ -28,7 +28,7 @@ help:
 
 lab: model
 	@echo "Opening the course. Stop it with Ctrl-C."
-	@$(BIN)/jupyter lab notebooks/00_start_here.ipynb --port $(PORT) $(AS_ROOT) $(NO_SCREEN)
+	@$(BIN)/jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --port $(PORT) $(AS_ROOT) $(NO_SCREEN)
 
 test: model
 	@$(PYTEST) tests notebooks
