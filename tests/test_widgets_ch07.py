@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
-from minipaged.plots.ch07 import token_labels
+from minipaged.block_manager import blocks_needed
+from minipaged.plots.ch07 import mean_blocks, token_labels
 from minipaged.widgets.ch07 import choose_block_size, history, pour_text
 
 
@@ -67,7 +68,8 @@ def test_choosing_a_block_size():
     panel = choose_block_size()
     panel.controls["tokens"].value = 78
     panel.controls["size"].value = 256
-    assert "127.5 empty slots on average: 38.0 % of its slots are used" in panel.sentence
+    assert "178.0 empty slots and 1.0 table entries" in panel.sentence  # 1 to 155 tokens: one block each
+    assert "30.5 % of the slots are used" in panel.sentence
     panel.controls["size"].value = 1
     assert "100.0 %" in panel.sentence
 
@@ -78,3 +80,9 @@ def test_labels_show_what_the_font_has_and_ids_otherwise():
             return ["今", " longer than six", "\n"][ids[0]]
 
     assert token_labels(Odd(), [0, 1, 2]) == ["#0", "·long…", "\\n"]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 100])
+@pytest.mark.parametrize("most", [1, 15, 16, 17, 155])
+def test_mean_blocks_is_the_mean_over_all_lengths(most, size):
+    assert mean_blocks(most, size) == pytest.approx(sum(blocks_needed(n, size) for n in range(1, most + 1)) / most)

@@ -340,12 +340,20 @@ def empty_slots(counts: Sequence[int], block_size: int) -> Picture:
     return Picture(fig, say("07.empty.sentence", **words), data=words)
 
 
+def mean_blocks(most: int, block_size: int) -> float:
+    """Blocks of a sequence, on average over all lengths from 1 to `most` tokens."""
+    full, left = divmod(most, block_size)  # block_size lengths each need 1, 2, ..., full blocks; `left` need one more
+    return (block_size * full * (full + 1) // 2 + left * (full + 1)) / most
+
+
 @picture
 def expected_utilisation(mean_tokens: int, block_size: int, sizes: Sequence[int]) -> Picture:
-    """The formula: of a request of L tokens, L / (L + (B - 1) / 2) of its slots are used, on average."""
+    """Used slots in per cent: lengths from 1 to twice the mean, all equally likely, rounded up to whole blocks."""
     fig, ax = new_figure(6.4, 2.9)
-    curve = [100 * mean_tokens / (mean_tokens + (size - 1) / 2) for size in sizes]
-    at = 100 * mean_tokens / (mean_tokens + (block_size - 1) / 2)
+    most = 2 * mean_tokens - 1
+    curve = [100 * mean_tokens / (size * mean_blocks(most, size)) for size in sizes]
+    entries = mean_blocks(most, block_size)
+    at = 100 * mean_tokens / (block_size * entries)
     ax.plot(sizes, curve, marker="o", color=colour(0))
     ax.plot([block_size], [at], marker="s", markersize=10, color=colour(1), linestyle="none")
     ax.set_xscale("log", base=2)
@@ -354,7 +362,7 @@ def expected_utilisation(mean_tokens: int, block_size: int, sizes: Sequence[int]
     ax.grid(axis="y")
     ax.set_xlabel(say("07.sizes.axis"))
     ax.set_ylabel(say("07.expected.axis"))
-    entries = blocks_needed(mean_tokens, block_size)
     words = {"tokens": mean_tokens, "size": block_size, "percent": at, "entries": entries}
     ax.set_title(say("07.expected.title", **words))
-    return Picture(fig, say("07.expected.sentence", empty=(block_size - 1) / 2, **words), data=words)
+    words |= {"most": most, "empty": block_size * entries - mean_tokens}
+    return Picture(fig, say("07.expected.sentence", **words), data=words)

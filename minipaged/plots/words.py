@@ -577,11 +577,11 @@ WORDS: dict[str, str] = {
         "Over all moments of all requests the last block of {size} slots has {mean:.2f} empty ones on average; "
         "(B - 1) / 2 = {half}."
     ),
-    "07.expected.title": "Requests of {tokens} tokens in blocks of {size}: {percent:.1f} % of their slots used",
+    "07.expected.title": "{tokens} tokens on average, blocks of {size}: {percent:.1f} % of the slots used",
     "07.expected.axis": "slots used, %",
     "07.expected.sentence": (
-        "A request of {tokens} tokens in blocks of {size} has {empty} empty slots on average: {percent:.1f} % of its "
-        "slots are used; its block table has about {entries} entries."
+        "Requests of 1 to {most} tokens, {tokens} on average, in blocks of {size}: {empty:.1f} empty slots and "
+        "{entries:.1f} table entries a request, on average; {percent:.1f} % of the slots are used."
     ),
     # 08 paged attention
     "08.parts.title": "Two partial softmaxes merge: part {name} times {shrink:.2f}, then both have one scale",
