@@ -161,13 +161,13 @@ def _compare_place(holes: list[tuple[int, int]], length: int, got: Any, want: An
 # --- the queue that stands still -----------------------------------------------------------------------------------
 
 
-def serve(sizes: list[int], pool: int) -> tuple[list[int], list[int]]:
-    """First come, first served: (served, refused). One step of work each; who can never fit is refused."""
-    served: list[int] = []
+def serve(sizes: list[int], pool: int) -> tuple[list[list[int]], list[int]]:
+    """First come, first served: (sizes served in each step, refused). Who can never fit is refused at the head."""
+    steps: list[list[int]] = []
     refused: list[int] = []
     waiting = list(sizes)
     while waiting:
-        free = pool
+        free, served = pool, []
         while waiting and (waiting[0] > pool or waiting[0] <= free):
             size = waiting.pop(0)
             if size > pool:
@@ -175,36 +175,45 @@ def serve(sizes: list[int], pool: int) -> tuple[list[int], list[int]]:
             else:
                 free -= size
                 served.append(size)
-    return served, refused
+        if served:
+            steps.append(served)
+    return steps, refused
 
 
 @exercise(
     "the request that can never fit is refused and named, the ones that fit later wait their turn, all others run"
 )
 def check_06_queue(answer: Callable[..., Any]) -> None:
-    """`answer(sizes, pool)` -> (served, refused), both lists of sizes in order."""
+    """`answer(sizes, pool)` -> (steps, refused): the sizes served in each step, and a list of sizes."""
+    asked = "(steps, refused), and steps is a list with one list of sizes for each step"
     cases = [([3, 5], 10), ([6, 6, 2], 10), ([3, 20, 4], 10), ([11, 10], 10), ([12], 10), ([9, 30, 2, 8, 40, 1], 10)]
     for sizes, pool in cases:
-        got = attempt(answer, list(sizes), pool)
-        got = listed(got, "(served, refused), two lists")
+        got = listed(attempt(answer, list(sizes), pool), asked)
         if len(got) != 2:
-            raise Mistake(f"return (served, refused), two lists, not {got!r}")
-        served, refused = ([whole(size) for size in listed(part)] for part in got)
-        _compare_queue(sizes, pool, served, refused)
+            raise Mistake(f"return {asked}, not {got!r}")
+        steps = [listed(step, "a list of sizes for each step, such as [[6, 3], [5]]") for step in listed(got[0], asked)]
+        steps = [[whole(size) for size in step] for step in steps]
+        _compare_queue(sizes, pool, [step for step in steps if step], [whole(size) for size in listed(got[1], asked)])
 
 
-def _compare_queue(sizes: list[int], pool: int, served: list[int], refused: list[int]) -> None:
-    want_served, want_refused = serve(sizes, pool)
-    if (served, refused) == (want_served, want_refused):
+def _compare_queue(sizes: list[int], pool: int, steps: list[list[int]], refused: list[int]) -> None:
+    want_steps, want_refused = serve(sizes, pool)
+    if (steps, refused) == (want_steps, want_refused):
         return
     case = f"sizes {sizes} and a pool of {pool}"
+    served, want = [size for step in steps for size in step], [size for step in want_steps for size in step]
     early = [size for size in refused if size <= pool]
     if early:
         raise Mistake(f"{case}: you refuse {early}, which only had to wait until the others had ended")
-    if sorted(served) == sorted(want_served) and refused == want_refused:
-        raise Mistake(f"{case}: served in the order {served}, expected {want_served}: nobody overtakes")
     if any(size > pool for size in served):
         raise Mistake(f"{case}: you serve {max(served)}, more than the whole pool")
-    if len(served) < len(want_served):
-        raise Mistake(f"{case}: you serve {served} and stop, expected {want_served}: the queue stands still")
+    if sorted(served) == sorted(want) and served != want:
+        raise Mistake(f"{case}: served in the order {served}, expected {want}: nobody overtakes")
+    if len(served) < len(want):
+        raise Mistake(f"{case}: you serve {served} and stop, expected {want}: the queue stands still")
+    full = [step for step in steps if sum(step) > pool]
+    if full:
+        raise Mistake(f"{case}: the step {full[0]} needs {sum(full[0])} slots at once")
+    if served == want and refused == want_refused:
+        raise Mistake(f"{case}: your steps are {steps}, expected {want_steps}: each takes as many from the head as fit")
     raise Mistake(f"{case}: you refuse {refused}, expected {want_refused}: a request must not vanish in silence")

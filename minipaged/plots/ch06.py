@@ -68,7 +68,7 @@ def reservation(prompt: int, written: int, needed: int, capacity: int, taken: in
     """One request's piece of memory, slot by slot, with the name of what each run of slots is doing."""
     fig, ax = new_figure(7.5, 1.9)
     lengths = (prompt, written - prompt, needed - written, capacity - needed, taken - capacity)
-    states: tuple[State, ...] = ("used", "used", "reserved", "wasted", "wasted")
+    states: tuple[State, ...] = ("used", "used", "reserved", "wasted", "rounded")
     owners = (0, 0, 0, 0, None)
     start, runs = 0, []
     for i, (length, state, owner) in enumerate(zip(lengths, states, owners, strict=True)):
@@ -112,7 +112,7 @@ def _runs_of_request(running: Running) -> list[Run]:
         (running.written, "used", owner),
         (max(running.written, min(running.needed, running.capacity)), "reserved", owner),
         (running.capacity, "wasted", owner),
-        (sum(length for _, length in running.spans), "wasted", None),
+        (sum(length for _, length in running.spans), "rounded", None),
     )
     runs: list[Run] = []
     offset = 0  # slots of this request before the span
@@ -197,6 +197,7 @@ def draw_stays(ax: Any, of: Sequence[Stay], num_slots: int, *, letters: bool = T
     from matplotlib.collections import PolyCollection
 
     looks: dict[tuple[Any, ...], list[Any]] = {}
+    steps = max((s.end for s in of), default=1)
     for s in of:
         a, b, own = s.first, s.end, colour(s.request)
         low, high, need = s.start + s.written_first, s.start + s.written_last, s.start + s.needed
@@ -207,8 +208,8 @@ def draw_stays(ax: Any, of: Sequence[Stay], num_slots: int, *, letters: bool = T
         if cap > need:
             looks.setdefault(("#f2f2f2", own, "..."), []).append([(a, need), (b, need), (b, cap), (a, cap)])
         if top > cap:
-            looks.setdefault(("#f2f2f2", COLOURS["grey"], "..."), []).append([(a, cap), (b, cap), (b, top), (a, top)])
-        if letters and b - a > 1:
+            looks.setdefault(("#f2f2f2", "#8a8a8a", "xx"), []).append([(a, cap), (b, cap), (b, top), (a, top)])
+        if letters and b - a > 0.02 * steps and s.written_first + s.written_last > 0.08 * num_slots:  # room for it
             text = {"fontsize": 8, "color": ink(own), "weight": "bold"}
             ax.text(
                 (a + b) / 2,

@@ -5,6 +5,7 @@ to bottom. What a run of cells is doing shows in its fill, and whose it is in it
 
     used      solid                  free    light outline             shared  two colours, split
     reserved  hatched, not yet used  wasted  dotted, never used        copy    used, with a bold frame
+    rounded   crossed, given to nobody
 
 A block is a framed run of cells with its physical number in the corner. Few matplotlib artists are made (one collection
 for each look), so that a slider can redraw a pool of thousands of slots in time.
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from minipaged.plots.base import COLOURS, colour
 
-State = Literal["used", "reserved", "free", "wasted", "shared", "copy"]
+State = Literal["used", "reserved", "free", "wasted", "rounded", "shared", "copy"]
 
 GAP = 0.35  # between the rows of a grid, in cells
 
@@ -56,6 +57,7 @@ def _look(run: Run) -> _Look:
         "copy": _Look(own, "black", None, 2.4),
         "reserved": _Look("white", own, "////", 0.6),
         "wasted": _Look("#f2f2f2", own, "...", 0.6),
+        "rounded": _Look("#f2f2f2", "#8a8a8a", "xx", 0.6),
         "free": _Look("white", "#c4c4c4", None, 0.6),
     }
     return looks[run.state]

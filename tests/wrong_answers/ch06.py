@@ -46,13 +46,14 @@ def _by_the_sum(holes, length):
 
 
 def _stands_still(sizes, pool):
-    served, waiting = [], list(sizes)
+    steps, waiting = [], list(sizes)
     for _ in range(50):
-        free = pool
+        free, served = pool, []
         while waiting and waiting[0] <= free:
             free -= waiting[0]
             served.append(waiting.pop(0))
-    return served, []
+        steps.append(served)
+    return steps, []
 
 
 def _refuses_who_waits(sizes, pool):
@@ -63,12 +64,30 @@ def _refuses_who_waits(sizes, pool):
             free -= size
         else:
             refused.append(size)
-    return served, refused
+    return [served], refused
+
+
+def _flat(steps):
+    return [size for step in steps for size in step]
 
 
 def _overtakes(sizes, pool):
-    served, refused = serve(sizes, pool)
-    return sorted(served), refused
+    steps, refused = serve(sizes, pool)
+    return [sorted(_flat(steps))], refused
+
+
+def _all_at_once(sizes, pool):
+    steps, refused = serve(sizes, pool)
+    return [_flat(steps)], refused
+
+
+def _one_a_step(sizes, pool):
+    steps, refused = serve(sizes, pool)
+    return [[size] for size in _flat(steps)], refused
+
+
+def _only_sorted_out(sizes, pool):
+    return [size for size in sizes if size <= pool], [size for size in sizes if size > pool]
 
 
 WRONG = {
@@ -101,5 +120,8 @@ WRONG = {
         (_refuses_who_waits, "only had to wait"),
         (_overtakes, "nobody overtakes"),
         (lambda s, p: (serve(s, p)[0], []), "must not vanish"),
+        (_all_at_once, "slots at once"),
+        (_one_a_step, "as many from the head as fit"),
+        (_only_sorted_out, "a list of sizes for each step"),
     ],
 }
