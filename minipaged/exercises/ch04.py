@@ -57,6 +57,8 @@ def check_04_decode_loop(answer: Callable[..., list[int]]) -> None:
         got = [whole(token) for token in listed(got, "a list of token ids")]
         if got != want and got == prompt + want:
             raise Mistake(f"{case} you return the prompt as well: {got}; expected the new tokens only, {want}")
+        if got == want[:-1] and want[-1] == _END:
+            raise Mistake(f"{case} you return {got}, expected {want}: the end token {_END} is returned too")
         if got != want:
             raise Mistake(f"{case} you return {got}, expected {want}")
 
@@ -112,6 +114,8 @@ def check_04_token_passes(answer: Callable[..., int]) -> None:
 
 def _why_passes(got: int, prompt: int, output: int, cached: bool) -> str:
     without = sum(prompt + step for step in range(output))
+    if got == output:
+        return f"this is the number of passes; count the tokens that go through in each: {prompt} in the first"
     if cached and got == prompt + output:
         return "the last token is never fed, so one less"
     if got == (without if cached else prompt + output - 1):
@@ -162,6 +166,8 @@ def _why_slots(got: float, requests: list[tuple[int, int]]) -> str:
 
 def _why_share(got: float, longest: int, lengths: list[int]) -> str:
     used, reserved = sum(lengths), longest * len(lengths)
+    if abs(got - 100 * (1 - used / reserved)) < 1e-6:
+        return "this is in per cent; a share is a number from 0 to 1"
     if abs(got - used / reserved) < 1e-6:
         return "this is the share that is used"
     if abs(got - (reserved - used) / used) < 1e-6:

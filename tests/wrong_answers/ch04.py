@@ -67,8 +67,17 @@ def share_of_the_used(requests):
     return max(lengths(requests)), (reserved - used) / used
 
 
+def _end_not_returned(feed, prompt, max_tokens):
+    output, new = [], prompt
+    while len(output) < max_tokens and (token := feed(new)) != 0:
+        output.append(token)
+        new = [token]
+    return output
+
+
 WRONG = {
     "check_04_decode_loop": [
+        (_end_not_returned, "the end token 0 is returned too"),
         (feeds_everything_again, "feed only the new one"),
         (feeds_the_prompt_token_by_token, "prefill takes all 2 tokens in one pass"),
         (feeds_the_last_token, "the last token is returned, not fed"),
@@ -85,12 +94,14 @@ WRONG = {
             lambda p, n, cached: p + n - 1 if cached else sum(range(p + 1, p + n + 1)),
             "the first pass has the prompt only",
         ),
+        (lambda p, n, cached: n, "the number of passes"),
     ],
     "check_04_preallocation": [
         (lambda r: (max(lengths(r)) + 1, empty(r, max(lengths(r)) + 1)), "needs no slot"),
         (lambda r: (max(p for p, _ in r) + max(o for _, o in r) - 1, empty(r, max(lengths(r)))), "the same request"),
         (lambda r: (round(sum(lengths(r)) / len(r)), empty(r, max(lengths(r)))), "would not fit"),
         (used_share, "this is the share that is used"),
+        (lambda r: (max(lengths(r)), 100 * (1 - used_share(r)[1])), "this is in per cent"),
         (share_of_the_used, "not by those that are used"),
         (lambda r: (max(lengths(r)), sum(max(lengths(r)) - n for n in lengths(r))), "this is a number of slots"),
         (lambda r: max(lengths(r)), "return two numbers"),
