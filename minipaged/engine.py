@@ -413,8 +413,11 @@ class LLM:
                 self.runner.cache.copy_from(self._host, step.swap_in)
             self.stats.append(self._count(step))
             ready = self._compute(step)
-        ended = [one.seq for one in ready if one.seq.status is SequenceStatus.FINISHED] + step.refused
-        return len(ready), [seq.seq_id for seq in ended]
+            ended = [seq.seq_id for seq in self.scheduler.ended]
+            self.scheduler.ended.clear()
+            for seq_id in ended:
+                self._samples.pop(seq_id, None)
+        return len(ready), ended
 
     def _count(self, step: Step) -> StepStats:
         queues = self.scheduler
@@ -473,9 +476,9 @@ class LLM:
         self._whole_again()
         with self._changing():
             for one in mine:
-                if one.seq.seq_id in self._samples:
+                if self._samples.pop(one.seq.seq_id, None):
                     self.scheduler.finish(one.seq, "cancelled")
-                    del self._samples[one.seq.seq_id]
+            self.scheduler.ended.clear()
 
     def _output(self, number: str, prompt: str | None, request: list[_Sample]) -> RequestOutput:
         first = request[0].seq

@@ -8,14 +8,17 @@
 
 Every step mixes decode tokens (one for each sequence that is past its prompt) and chunks of prompts, together at most
 `max_num_batched_tokens`. A sequence stands in exactly one of waiting, running, swapped, finished (Kwon et al., SOSP
-2023, section 4.5). Numbers only, no tensor. Left out: priorities, and copies of one prompt (chapter 11).
+2023, section 4.5). Numbers only, no tensor: `rehearse` runs it without any model. Left out: priorities, and copies of
+one prompt (chapter 11).
 """
 
 from __future__ import annotations
 
 import bisect
 import enum
+import itertools
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -101,6 +104,7 @@ class Scheduler:
     Attributes:
         waiting, running, swapped: every unfinished sequence is in exactly one; `running` in order of arrival, so that
             the newest is its last.
+        ended: those that finished since the caller last emptied this list.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.swapped: deque[Sequence] = deque()
+        self.ended: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
         """Put a new sequence at the end of the queue."""
@@ -165,6 +170,7 @@ class Scheduler:
             (self.running if seq.status is SequenceStatus.RUNNING else self.swapped).remove(seq)
             self.manager.free(seq.seq_id)
         seq.status, seq.finish_reason = SequenceStatus.FINISHED, reason
+        self.ended.append(seq)
 
     # -- the sequences that run ------------------------------------------------------------------------------------
 
@@ -257,3 +263,122 @@ class Scheduler:
         seq.status = SequenceStatus.RUNNING
         bisect.insort(self.running, seq, key=lambda one: one.seq_id)  # also one that comes back: it is older again
         self._continue(seq, step)
+
+
+# ---- a rehearsal: the scheduler without a model
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of a rehearsal.
+
+    Attributes:
+        start, end: when, in the unit of the cost.
+        states: sequence -> "waiting", "prefill", "decode", "idle" (running, no budget left), "away" (gave way) or
+            "swapped", for all that have arrived and not ended before.
+        blocks_used, tokens_stored: the pool: blocks that a table names, tokens whose K and V are there.
+        num_tokens: tokens that the step computes.
+        preempted: the sequences that gave way.
+    """
+
+    start: float
+    end: float
+    states: dict[int, str]
+    blocks_used: int
+    tokens_stored: int
+    num_tokens: int
+    preempted: tuple[int, ...]
+
+    def count(self, *states: str) -> int:
+        """Sequences in these states."""
+        return sum(state in states for state in self.states.values())
+
+
+@dataclass
+class Rehearsed:
+    """One request of a rehearsal: when it came, and when each of its tokens was written."""
+
+    prompt_len: int
+    output_len: int
+    arrival: float
+    token_times: list[float] = field(default_factory=list)
+    preempted: int = 0
+    finish_reason: str | None = None
+
+    @property
+    def first_token(self) -> float:
+        """Time from arrival to its first token (TTFT)."""
+        return self.token_times[0] - self.arrival
+
+    @property
+    def latency(self) -> float:
+        """Time from arrival to its last token."""
+        return self.token_times[-1] - self.arrival
+
+    @property
+    def gaps(self) -> list[float]:
+        """Times from each token to the next (inter-token latency)."""
+        return [b - a for a, b in itertools.pairwise(self.token_times)]
+
+
+def rehearse(
+    scheduler: Scheduler,
+    requests: Iterable[tuple[int, int]],
+    arrivals: Iterable[float] | None = None,
+    cost: Callable[[Step], float] | None = None,
+) -> tuple[list[Moment], list[Rehearsed]]:
+    """Run a scheduler with a model that computes nothing: who would do what in which step.
+
+    Scheduling asks how many tokens there are and never which, so this takes the steps that the engine takes.
+
+    Args:
+        scheduler: a fresh one; it is empty again afterwards.
+        requests: (prompt_len, output_len) of each.
+        arrivals: when each comes, rising; None for all at once.
+        cost: how long a step takes; None for 1 each.
+    """
+    told = [Rehearsed(p, o, at) for (p, o), at in zip(requests, arrivals or itertools.repeat(0.0), strict=False)]
+    coming = deque(
+        Sequence(i, [0] * r.prompt_len, r.prompt_len, r.prompt_len + r.output_len) for i, r in enumerate(told)
+    )
+    now, moments = 0.0, []
+    while coming or scheduler.unfinished:
+        if not scheduler.unfinished:
+            now = max(now, told[coming[0].seq_id].arrival)
+        while coming and told[coming[0].seq_id].arrival <= now:
+            scheduler.add(coming.popleft())
+        before = list(scheduler.running)
+        step = scheduler.schedule()
+        start, now = now, now + (1 if cost is None else cost(step))
+        gone = tuple(s.seq_id for s in before if s.status in (SequenceStatus.WAITING, SequenceStatus.SWAPPED))
+        for seq_id in gone:
+            told[seq_id].preempted += 1
+        states = _states(scheduler, step, told)
+        for seq, count in step.parts:
+            seq.num_computed_tokens += count
+        stored = sum(seq.num_computed_tokens for seq in scheduler.running)
+        used = scheduler.manager.num_used_blocks
+        moments.append(Moment(start, now, states, used, stored, step.num_tokens, gone))
+        _write(scheduler, step, told, now)
+    scheduler.ended.clear()
+    return moments, told
+
+
+def _states(scheduler: Scheduler, step: Step, told: list[Rehearsed]) -> dict[int, str]:
+    states = {seq.seq_id: "away" if told[seq.seq_id].preempted else "waiting" for seq in scheduler.waiting}
+    states |= {seq.seq_id: "swapped" for seq in scheduler.swapped}
+    states |= {seq.seq_id: "idle" for seq in scheduler.running}
+    return states | {seq.seq_id: "decode" if seq.num_uncomputed_tokens == 1 else "prefill" for seq, _ in step.parts}
+
+
+def _write(scheduler: Scheduler, step: Step, told: list[Rehearsed], now: float) -> None:
+    """Every sequence whose tokens are all computed writes one; those that are done end."""
+    for seq, _ in step.parts:
+        if seq.num_uncomputed_tokens == 0:
+            seq.token_ids.append(0)
+            told[seq.seq_id].token_times.append(now)
+            if len(seq.token_ids) >= seq.max_len:
+                scheduler.finish(seq, "length")
+    for seq in scheduler.ended:
+        told[seq.seq_id].finish_reason = seq.finish_reason
+    scheduler.ended.clear()

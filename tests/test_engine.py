@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import json
+import random
+import sys
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from minipaged.engine import LLM
-from minipaged.errors import InvalidInputError
+from minipaged.engine import LLM, InterruptedStreamError
+from minipaged.errors import InvalidInputError, MinipagedError
 from minipaged.sampling import SamplingParams
 from tests.tiny_models import tiny_model
 
@@ -142,6 +147,23 @@ def test_a_request_that_never_fits_is_refused_and_the_others_run(model, alone):
         ({"prompt_token_ids": [5] * 300}, None, "prompt 1 has 300 tokens; the model takes 256"),
         ("a text", None, "without a tokenizer"),
         (7, None, "prompt 1 is int"),
+        (None, None, "prompt 1 is NoneType"),
+        (b"bytes", None, "prompt 1 is bytes"),
+        ([5, 6], None, "prompt 1 is list"),
+        ({}, None, "prompt 1 is dict"),
+        ({"prompt": 5}, None, "prompt 1 is dict"),
+        ({"prompt_token_ids": 5}, None, "prompt 1 is 5; pass a list"),
+        ({"prompt_token_ids": None}, None, "prompt 1 is None; pass a list"),
+        ({"prompt_token_ids": "5 6"}, None, "prompt 1 is '5 6'; pass a list"),
+        ({"prompt_token_ids": torch.tensor(5)}, None, "prompt 1 is 5; pass a list"),
+        ({"prompt_token_ids": torch.tensor([[5, 6]])}, None, "prompt 1 holds \\[5, 6\\]"),
+        ({"prompt_token_ids": [float("nan")]}, None, "prompt 1 holds nan"),
+        ({"prompt_token_ids": [True]}, None, "prompt 1 holds True"),
+        ({"prompt_token_ids": [None]}, None, "prompt 1 holds None"),
+        ({"prompt_token_ids": [2**70]}, None, "prompt 1 holds 1180591620717411303424"),
+        ({"prompt_token_ids": [5]}, 3, "sampling_params is 3; pass a list"),
+        ({"prompt_token_ids": [5]}, {"max_tokens": 3}, "sampling_params is {'max_tokens': 3}; pass a list"),
+        ({"prompt_token_ids": [5]}, [None, None], "sampling_params 0 is NoneType"),
         ({"prompt_token_ids": [5]}, [SamplingParams()], "2 prompts and 1 sampling_params"),
         ({"prompt_token_ids": [5]}, [SamplingParams(), 3], "sampling_params 1 is int"),
     ],
@@ -164,12 +186,55 @@ def test_bad_input_is_refused_before_anything_runs(model, prompt, params, words)
         (dict(batching="dynamic"), "batching is 'dynamic'"),
         (dict(reserve="some"), "reserve is 'some'"),
         (dict(num_host_blocks=-1), "num_host_blocks is -1"),
+        (dict(num_blocks=2.5), "num_blocks is 2.5"),
+        (dict(num_blocks="8"), "num_blocks is '8'"),
+        (dict(block_size=True), "block_size is True"),
+        (dict(seed=None), "seed is None"),
+        (dict(seed=-3), "seed is -3"),
         (dict(attention_backend="flash"), 'unknown backend "flash"'),
     ],
 )
 def test_bad_options_are_refused_by_name(model, options, words):
     with pytest.raises(InvalidInputError, match=words):
         LLM(model, **{"num_blocks": 8, **options})
+
+
+def test_other_things_that_cannot_be_right_are_named(model):
+    llm = LLM(model, num_blocks=8)
+    for prompts_ in (None, 7, 2.5):
+        with pytest.raises(InvalidInputError, match="prompts is"):
+            llm.generate(prompts_, use_tqdm=False)
+    with pytest.raises(InvalidInputError, match="without a chat template"):
+        llm.chat([{"role": "user", "content": "hi"}])
+    with pytest.raises(InvalidInputError, match="without a tokenizer"):
+        llm.stream("hi")
+    for wrong in (dict(n=0), dict(max_tokens=0), dict(top_p=0), dict(top_p=1.1), dict(temperature=-1),
+                  dict(temperature=float("nan"))):  # fmt: skip
+        with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+            SamplingParams(**wrong)
+    with pytest.raises(InvalidInputError, match="not a transformers model"):
+        LLM(torch.nn.Linear(2, 2), num_blocks=8)
+    ids = np.array([5, 6, 7])  # and what is right in another dress is taken
+    same = [{"prompt_token_ids": each} for each in (ids, torch.tensor([5, 6, 7]), (5, 6, 7), list(ids))]
+    assert len({tuple(t) for t in tokens(llm.generate(same, greedy(5), use_tqdm=False))}) == 1
+
+
+def test_conversations_that_cannot_be_right_are_named(course_model):
+    llm = LLM(num_blocks=8, device="cpu")
+    for messages, words in [
+        ("hello", "messages is 'hello'"),
+        (["hello"], "conversation 0 is 'hello'"),
+        ([{"role": "user"}], "conversation 0 holds"),
+        ([[{"role": "user", "content": "a"}], [3]], "conversation 1 holds 3"),
+        (None, "messages is None"),
+    ]:
+        with pytest.raises(InvalidInputError, match=words):
+            llm.chat(messages, use_tqdm=False)
+    assert llm.chat([], use_tqdm=False) == []
+    with pytest.raises(InvalidInputError, match="prompt 0 is empty"):
+        llm.generate("", use_tqdm=False)
+    with pytest.raises(InvalidInputError, match="n is 2; a stream shows one text"):
+        llm.stream("a", SamplingParams(n=2))
 
 
 def test_ctrl_c_leaves_the_engine_usable_and_every_block_free(model, alone, monkeypatch):
@@ -229,3 +294,165 @@ def test_a_stream_that_is_dropped_gives_its_blocks_back(course_model):
 def test_without_num_blocks_a_share_of_the_memory_is_taken(model):
     llm = LLM(model, max_num_seqs=3)
     assert llm.manager.num_blocks == 3 * 256 // 16
+
+
+def interrupt_at(call, where):
+    """Run `call` and raise KeyboardInterrupt at the `where`-th line of the package; False when it ended before."""
+    seen = 0
+
+    def trace(frame, event, arg):
+        nonlocal seen
+        name = frame.f_code.co_filename
+        if "minipaged" not in name or name.endswith(("model_runner.py", "paged_attention.py", "paged_cache.py")):
+            return None
+        seen += event == "line"
+        if event == "line" and seen == where:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_ctrl_c_between_any_two_lines_leaves_every_block_free_and_the_next_call_right(preemption):
+    """Inside queueing, scheduling, swapping, choosing, forgetting: lines spread over a whole call."""
+    small = tiny_model("llama", num_hidden_layers=1)
+    llm = LLM(small, num_blocks=5, block_size=4, preemption=preemption, num_host_blocks=4)
+    work = prompts((6, 5, 3))
+    serve = lambda: tokens(llm.generate(work, greedy(6), use_tqdm=False))
+    wanted = serve()
+    assert sum(step.num_preempted for step in llm.stats) > 0
+    where, interrupted = 1, 0
+    while interrupt_at(serve, where):
+        interrupted += 1
+        llm._whole_again()  # what the next call does first; only a Ctrl-C in the very last lines needs it
+        assert llm.manager.num_free_blocks == 5 and llm.scheduler.unfinished == 0, where
+        assert len(llm.manager.host_pool.free_ids) == 4 and not llm._samples
+        if interrupted % 12 == 0:
+            assert serve() == wanted
+        where += 7
+    assert interrupted > 60 and serve() == wanted
+
+
+def test_streams_and_generate_may_take_turns(course_model):
+    llm = LLM(num_blocks=64, device="cpu")
+    texts, params = ["The capital of France is", "Once upon a time"], SamplingParams(temperature=0, max_tokens=12)
+    wanted = [o.outputs[0].text for o in llm.generate(texts, params, use_tqdm=False)]
+    first, second = (llm.stream(text, params) for text in texts)
+    got = ["", ""]
+    got[0] += next(first)
+    got[1] += next(second)
+    (third,) = llm.generate(texts[0], params, use_tqdm=False)  # moves both streams to their ends
+    got[0] += "".join(first)
+    got[1] += "".join(second)
+    assert got == wanted and third.outputs[0].text == wanted[0]
+    assert llm.manager.num_free_blocks == 64 and not llm._samples
+
+
+def test_a_stream_says_so_when_another_call_was_interrupted(course_model, monkeypatch):
+    llm = LLM(num_blocks=64, device="cpu")
+    stream = llm.stream("Once upon a time", SamplingParams(temperature=0, max_tokens=12))
+    next(stream)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.runner, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("Hello", use_tqdm=False)
+    monkeypatch.undo()
+    assert llm.manager.num_free_blocks == 64
+    with pytest.raises(InterruptedStreamError, match="start the stream again"):
+        list(stream)
+    assert issubclass(InterruptedStreamError, MinipagedError)
+
+
+def test_two_thousand_short_requests_with_random_cancellations_leave_the_pool_whole_and_memory_flat():
+    llm = LLM(tiny_model("llama", num_hidden_layers=1), num_blocks=12, block_size=4, preemption="swap")
+    chance, sizes = random.Random(0), []
+    run = llm.runner.run
+
+    def run_and_sometimes_cancel(batch, rows):
+        logits = run(batch, rows)
+        if chance.random() < 0.2:
+            llm.scheduler.finish(chance.choice([*llm._samples.values()]).seq, "cancelled")
+        return logits
+
+    llm.runner.run = run_and_sometimes_cancel
+    tracemalloc.start()
+    for turn in range(8):
+        lengths = [chance.randint(1, 9) for _ in range(250)]
+        outputs = llm.generate(prompts(lengths, turn), [greedy(n) for n in lengths[::-1]], use_tqdm=False)
+        reasons = {o.outputs[0].finish_reason for o in outputs}
+        assert reasons == {"length", "cancelled"} and len(outputs) == 250
+        assert llm.manager.num_free_blocks == 12 and len(llm.manager.host_pool.free_ids) == 12
+        assert llm.scheduler.unfinished == 0 and not llm._samples
+        del outputs
+        gc.collect()
+        sizes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(sizes[3:]) < min(sizes[1:3]) + 200_000, sizes
+
+
+def test_queueing_thousands_costs_linear_time(model):
+    """Calls are counted, not seconds: queueing 4,000 requests costs ten times what 400 cost."""
+    llm = LLM(model, num_blocks=40)
+    counts = {}
+    for n in (400, 4000):
+        work, events = prompts([3] * n), []
+        run, llm.runner.run = llm.runner.run, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        sys.setprofile(lambda frame, event, arg, events=events: events.append(event))
+        try:
+            llm.generate(work, greedy(5), use_tqdm=False)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+            llm.runner.run = run
+        counts[n] = len(events)
+    assert counts[4000] < 10.5 * counts[400], counts
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 15, 16, 17])
+def test_chunked_prefill_gives_the_logits_of_the_whole_prompt(model, chunk):
+    """Behaviour 15: a chunk's tokens see up to themselves, and nothing later in the prompt."""
+    prompt = prompts((50,))[0]
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=97, ignore_eos=True)
+    (whole,) = LLM(model, num_blocks=8).generate(prompt, params, use_tqdm=False)
+    (parts,) = LLM(model, num_blocks=8, max_num_batched_tokens=chunk).generate(prompt, params, use_tqdm=False)
+    for a, b in zip(whole.outputs[0].logprobs, parts.outputs[0].logprobs, strict=True):
+        assert a.keys() == b.keys() and max(abs(a[t] - b[t]) for t in a) < 1e-4
+
+
+def test_a_sequence_that_gave_way_keeps_its_logprobs_and_generator(model):
+    """Recomputed, swapped or left alone: the same log-probabilities, one entry a token."""
+    params = [SamplingParams(seed=i, max_tokens=20, logprobs=3, ignore_eos=True) for i in range(4)]
+    work = prompts((20, 18, 9, 30))
+    results = []
+    for options in (dict(num_blocks=40), dict(num_blocks=5), dict(num_blocks=5, preemption="swap")):
+        llm = LLM(model, **options)
+        results.append([o.outputs[0] for o in llm.generate(work, params, use_tqdm=False)])
+        assert (sum(step.num_preempted for step in llm.stats) > 0) == (options["num_blocks"] == 5)
+    for roomy, *others in zip(*results, strict=True):
+        assert len(roomy.logprobs) == 20
+        for other in others:
+            assert other.token_ids == roomy.token_ids
+            assert abs(other.cumulative_logprob - roomy.cumulative_logprob) < 1e-3
+
+
+def test_stats_count_every_step(model):
+    llm = LLM(model, num_blocks=7, preemption="swap", num_host_blocks=2)
+    llm.generate(prompts(LENGTHS), [greedy(n) for n in WANTED], use_tqdm=False)
+    for step in llm.stats:
+        assert 0 <= step.blocks_used <= 7 and step.num_running + step.num_waiting + step.num_swapped <= len(LENGTHS)
+    computed = sum(step.num_tokens for step in llm.stats)
+    least = sum(LENGTHS) + sum(WANTED) - len(WANTED)  # the last token of each is chosen and not computed
+    assert computed >= least and sum(step.num_preempted for step in llm.stats) > 0
