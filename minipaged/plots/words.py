@@ -368,7 +368,9 @@ WORDS: dict[str, str] = {
     "04.roof.compute": "compute-bound",
     "04.roof.linear": "weights: {intensity:,.0f}",
     "04.roof.attention": "attention over the cache: {intensity:.3g}",
-    "04.roof.said.linear": "the weights are {bound}, at {intensity:,.0f} FLOPs per byte, and need {ms:.3g} ms at least;",
+    "04.roof.said.linear": (
+        "the weights are {bound}, at {intensity:,.0f} FLOPs per byte, and need {ms:.3g} ms at least;"
+    ),
     "04.roof.said.attention": "attention is {bound}, at {intensity:.3g}, and needs {ms:.3g} ms at least.",
     "04.roof.tflops": "{n:,g}",
     "04.roof.x": "FLOPs per byte read from memory",
