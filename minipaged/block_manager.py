@@ -20,8 +20,9 @@ import random
 from collections import deque
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
+from numbers import Integral
 
-from minipaged.errors import InvalidInputError, MinipagedError
+from minipaged.errors import InvalidInputError, MinipagedError, whole_number
 
 
 class OutOfBlocksError(MinipagedError):
@@ -85,10 +86,9 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_order: Iterable[int] | None = None) -> None:
-        if num_blocks < 1:
-            raise InvalidInputError(f"a pool of {num_blocks} blocks holds nothing; num_blocks must be at least 1")
+        num_blocks = whole_number("num_blocks", num_blocks, 1)
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
-        first = list(block_order or ())
+        first = [whole_number("a block of block_order", i) for i in (() if block_order is None else block_order)]
         if len(set(first)) != len(first) or not all(0 <= block_id < num_blocks for block_id in first):
             shown = f"{first[:8]}" + ("..." if len(first) > 8 else "")
             raise InvalidInputError(f"block_order {shown} names a block twice or one outside 0 to {num_blocks - 1}")
@@ -142,10 +142,8 @@ class BlockManager:
         block_order: Iterable[int] | None = None,
         num_host_blocks: int = 0,
     ) -> None:
-        if num_host_blocks < 0:
-            raise InvalidInputError(f"num_host_blocks is {num_host_blocks}; it must be 0 (no swapping) or more")
-        if block_size < 1:
-            raise InvalidInputError(f"block_size is {block_size}; a block holds at least 1 token")
+        num_host_blocks = whole_number("num_host_blocks", num_host_blocks)
+        block_size = whole_number("block_size", block_size, 1)
         if not 0 <= watermark < 1:
             raise InvalidInputError(f"watermark is {watermark}; it is a part of the pool, from 0 to below 1")
         self.pool = BlockPool(num_blocks, block_order)
@@ -229,7 +227,7 @@ class BlockManager:
             InvalidInputError: an id in use, or no token.
             OutOfBlocksError: `can_allocate` says LATER or NEVER.
         """
-        if isinstance(seq_id, bool) or not isinstance(seq_id, int):
+        if isinstance(seq_id, bool) or not isinstance(seq_id, Integral):
             raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
         if seq_id in self._tables or seq_id in self._host_tables:
             raise InvalidInputError(f"sequence {seq_id} is admitted already; free it first, or choose another id")
@@ -255,8 +253,7 @@ class BlockManager:
         right for every block size; "the length is 1 modulo the block size" is never true for blocks of 1.
         """
         held = len(self._tables[self._known(seq_id)])
-        if n < 1:
-            raise InvalidInputError(f"n is {n}: a sequence grows by at least 1 token; truncate makes it shorter")
+        n = whole_number("n, the tokens that a sequence grows by,", n, 1)
         return blocks_needed(self._num_tokens[seq_id] + n, self.block_size) - held
 
     def can_append(self, seq_id: int, n: int = 1) -> bool:
@@ -290,7 +287,7 @@ class BlockManager:
         Raises:
             InvalidInputError: unknown sequence, or `num_tokens` is not between 0 and its length.
         """
-        table = self._tables[self._known(seq_id)]
+        table, num_tokens = self._tables[self._known(seq_id)], whole_number("num_tokens", num_tokens)
         if not 0 <= num_tokens <= self._num_tokens[seq_id]:
             raise InvalidInputError(
                 f"sequence {seq_id} has {self._num_tokens[seq_id]} tokens and cannot be cut to {num_tokens}"
@@ -323,7 +320,7 @@ class BlockManager:
 
     def can_swap_out(self, seq_ids: Iterable[int]) -> bool:
         """Whether the host pool has room for all blocks of these sequences."""
-        needed = sum(len(self._tables[self._known(seq_id)]) for seq_id in seq_ids)
+        needed = sum(len(self._tables[self._known(seq_id)]) for seq_id in _once(seq_ids))
         return self.host_pool is not None and needed <= self.host_pool.num_free
 
     def swap_out(self, seq_ids: Iterable[int]) -> list[tuple[int, int]]:
@@ -363,7 +360,7 @@ class BlockManager:
             OutOfBlocksError: the pool has too few free blocks.
         """
         seq_ids, host = list(seq_ids), self._host
-        needed = sum(self.blocks_to_swap_in(seq_id, 0) for seq_id in seq_ids)
+        needed = sum(self.blocks_to_swap_in(seq_id, 0) for seq_id in _once(seq_ids))
         if needed > self.num_free_blocks:
             raise OutOfBlocksError(
                 f"sequences {seq_ids} need {needed} blocks to come back, and {self.num_free_blocks} of "
@@ -391,6 +388,14 @@ class BlockManager:
         if seq_id not in self._tables:
             raise InvalidInputError(f"no sequence {seq_id!r} here; admitted are {sorted(self._tables)[:10]}")
         return seq_id
+
+
+def _once(seq_ids: Iterable[int]) -> list[int]:
+    """The ids, once it is known that none comes twice: its second move would find nothing and lose the first."""
+    seq_ids = list(seq_ids)
+    if len(set(seq_ids)) < len(seq_ids):
+        raise InvalidInputError(f"sequences {seq_ids} name one twice; each can be moved once")
+    return seq_ids
 
 
 def shuffled(num_blocks: int, seed: int = 0) -> list[int]:

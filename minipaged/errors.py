@@ -7,7 +7,9 @@ refused this" from a bug. Errors that belong to one chapter (no free block, no s
 from __future__ import annotations
 
 import importlib
+import operator
 from types import ModuleType
+from typing import Any
 
 
 class MinipagedError(Exception):
@@ -20,6 +22,21 @@ class InvalidInputError(MinipagedError, ValueError):
 
 class MissingPackageError(MinipagedError, ImportError):
     """An optional package is needed here and not installed; the message gives the command that installs it."""
+
+
+def whole_number(name: str, value: Any, least: int = 0) -> int:
+    """A count as a plain int, numpy's and torch's too; 2.5, True, None and what is below `least` are refused.
+
+    Raises:
+        InvalidInputError: it names the argument, the value and the limit.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise InvalidInputError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    return number
 
 
 def require(package: str, purpose: str) -> ModuleType:

@@ -221,7 +221,7 @@ def test_impossible_requests_are_named_and_the_others_go_on():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: BlockManager(0), "num_blocks must be at least 1"),
+        (lambda: BlockManager(0), "num_blocks is 0"),
         (lambda: BlockManager(4, block_size=0), "block_size is 0"),
         (lambda: BlockManager(4, watermark=1), "watermark is 1"),
         (lambda: BlockManager(4, block_order=[1, 1]), "a block twice"),
@@ -310,3 +310,34 @@ def test_growing_in_steps_or_at_once_takes_the_same_blocks():
             single.append_slots(0)
         at_once.append_slots(0, n)
         assert state(single) == state(at_once)
+
+
+def test_numpys_counts_are_counts_and_others_are_not():
+    import numpy as np
+
+    manager = BlockManager(np.int64(8), np.int32(2), watermark=0, block_order=np.array([3, 1]))
+    manager.allocate(np.int64(5), [1, 2, 3])
+    manager.append_slots(5, np.int64(2))
+    assert manager.block_table(5) == [3, 1, 0] and all(type(i) is int for i in manager.block_table(5))
+    for bad in (0.5, 1.5, True, None, "2", 0, -1):
+        with pytest.raises(InvalidInputError, match=r"n, the tokens that a sequence grows by, is .*whole number"):
+            manager.append_slots(5, bad)
+        with pytest.raises(InvalidInputError, match="block_size is .*whole number"):
+            BlockManager(8, bad)
+    with pytest.raises(InvalidInputError, match="num_tokens is 1.5"):
+        manager.truncate(5, 1.5)
+    with pytest.raises(InvalidInputError, match="block_order is 1.0"):
+        BlockManager(8, block_order=[1.0])
+    assert manager.num_tokens(5) == 5 and manager.num_free_blocks == 5
+
+
+def test_a_sequence_named_twice_is_not_half_moved():
+    manager = BlockManager(8, 2, watermark=0, num_host_blocks=8)
+    manager.allocate(0, [1, 2, 3])
+    for move in (manager.swap_out, manager.swap_in):
+        tables = dict(manager._tables), dict(manager._host_tables)
+        with pytest.raises(InvalidInputError, match="name one twice"):
+            move([0, 0])
+        assert (dict(manager._tables), dict(manager._host_tables)) == tables
+        move([0])
+    assert manager.num_tokens(0) == 3 and manager.num_free_blocks == 6
