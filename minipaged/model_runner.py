@@ -67,6 +67,8 @@ class Batch:
             block_table: its physical blocks, with a slot for every token, the new ones included.
             block_size: slots in a block.
         """
+        if not len(new_ids):
+            raise InvalidInputError("a sequence without new tokens has no row in a batch; leave it out of this step")
         end = num_computed_tokens + len(new_ids)
         self.slot_mapping.extend(physical_slot(block_table, p, block_size) for p in range(num_computed_tokens, end))
         self.input_ids.extend(new_ids)
@@ -131,9 +133,10 @@ class ModelRunner:
         Raises:
             InvalidInputError: lengths, tables or slots that do not fit each other or the pool; nothing was written.
         """
-        self._check(batch)
+        rows = batch.last_rows if rows is None else list(rows)
+        self._check(batch, rows)
         step = _Step(self.cache, self._prepare(batch), self._slots(batch), self.backend)
-        return self._forward(batch, step, batch.last_rows if rows is None else rows)
+        return self._forward(batch, step, rows)
 
     def _prepare(self, batch: Batch) -> PagedBatch:
         return PagedBatch(
@@ -148,7 +151,8 @@ class ModelRunner:
     def _slots(self, batch: Batch) -> torch.Tensor:
         return torch.tensor(batch.slot_mapping, dtype=torch.long, device=self.model.device)  # [num_tokens]
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: Batch, rows: list[int]) -> None:
+        refuse_training(self.model)
         total, slots = batch.cu_seqlens_q[-1], batch.slot_mapping
         if not 0 < total == len(batch.input_ids) == len(batch.positions) == len(slots):
             raise InvalidInputError(
@@ -164,6 +168,11 @@ class ModelRunner:
         if wrong or len(set(slots)) < len(slots):
             what = f"names slot {wrong[0]}, outside 0 to {last}" if wrong else "names a slot twice"
             raise InvalidInputError(f"slot_mapping {what}")
+        wrong = [row for row in rows if not 0 <= row < total]
+        if wrong:
+            raise InvalidInputError(f"row {wrong[0]} is asked for; this batch has rows 0 to {total - 1}")
+        if any(a >= b for a, b in itertools.pairwise(batch.cu_seqlens_q)):
+            raise InvalidInputError(f"cu_seqlens_q is {batch.cu_seqlens_q}; it must rise, a sequence has a new token")
 
     def _forward(self, batch: Batch, step: Any, rows: Sequence[int]) -> torch.Tensor:
         device = self.model.device
@@ -252,8 +261,8 @@ def _paged(
             f"{type(module).__name__} calls attention without the metadata that was given to the model: it does not "
             "hand keyword arguments down to its attention"
         )
-    for name in ("position_bias", "alibi"):
-        if others.get(name) is not None:
+    for name, extra in (("mask of its own", attention_mask), *((n, others.get(n)) for n in ("position_bias", "alibi"))):
+        if extra is not None:
             raise UnsupportedModelError(f"{type(module).__name__} adds a {name} to its scores, which is not paged")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [num_tokens, heads, dim]
     out = minipaged.attend(q, k, v, scale=scaling, sliding_window=sliding_window, logit_softcap=softcap, sinks=s_aux)
@@ -267,11 +276,20 @@ AttentionMaskInterface.register(_NAME, lambda *_, **__: None)  # the block table
 # ---- which models are refused
 
 
+def refuse_training(model: Any) -> None:
+    """Refuse a model in training mode: dropout would make its output random."""
+    if getattr(model, "training", False):
+        raise UnsupportedModelError(
+            f"{type(model).__name__} is in training mode, with dropout: call model.eval() first"
+        )
+
+
 def refuse_by_config(model: Any) -> None:
     """Refuse what can be told from the config alone, with the reason; the probe finds the rest."""
     config = model.config.get_text_config() if hasattr(model, "config") else None
     if config is None:
         raise InvalidInputError(f"{type(model).__name__} is not a transformers model: it has no config")
+    refuse_training(model)
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{name} has an encoder; this engine runs decoders alone")

@@ -18,6 +18,7 @@ EXACT = 1e-4  # largest difference over largest logit, float32
 # Reasons that must be given in words, for families where a plain engine would be silently wrong.
 REFUSED = {
     "bloom": "own attention code",
+    "doge": "mask of its own",  # keeps the 2,048 keys that it likes best: equal below that, wrong beyond
     "dots1": "could not be tested",
     "jamba": "linear_attention",
     "lfm2": "conv",
@@ -201,3 +202,32 @@ def test_two_tokens_for_one_slot_are_refused():
     batch = Batch([5, 6], [0, 1], [8, 8], [[2]], [2], [0, 2])
     with pytest.raises(InvalidInputError, match="twice"):
         runner.run(batch)
+
+
+def test_rows_that_are_not_there_are_refused_before_anything_is_written():
+    """[-1] would be the last row of another sequence, and [9] an IndexError after K and V were stored."""
+    runner = ModelRunner(tiny_model("llama"), 4, 4, fill=float("nan"))
+    batch = pack([([5, 6], 0, [2])], 4)
+    for rows in ([9], [-1], [0, 2]):
+        with pytest.raises(InvalidInputError, match=r"row -?\d is asked for; this batch has rows 0 to 1"):
+            runner.run(batch, rows)
+    assert all(cache.isnan().all() for cache in runner.cache.k_cache)
+
+
+def test_a_sequence_without_new_tokens_does_not_get_its_neighbours_logits():
+    with pytest.raises(InvalidInputError, match="leave it out of this step"):
+        pack([([5, 6], 0, [2]), ([], 3, [1])], 4)
+    runner = ModelRunner(tiny_model("llama"), 4, 4)
+    batch = Batch([5, 6], [0, 1], [8, 9], [[2], [1]], [2, 3], [0, 2, 2])
+    with pytest.raises(InvalidInputError, match="it must rise"):
+        runner.run(batch)
+
+
+def test_a_model_in_training_mode_is_refused_whenever_it_was_switched():
+    model = tiny_model("gpt2").train()
+    with pytest.raises(UnsupportedModelError, match=r"call model\.eval\(\) first"):
+        ModelRunner(model, 4, 4)
+    runner = ModelRunner(model.eval(), 4, 4)
+    model.train()
+    with pytest.raises(UnsupportedModelError, match="training mode"):
+        runner.run(pack([([5], 0, [2])], 4))
