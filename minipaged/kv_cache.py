@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from minipaged.errors import InvalidInputError, MinipagedError
+from minipaged.errors import InvalidInputError, MinipagedError, whole_number
 
 
 class CacheFullError(MinipagedError):
@@ -158,25 +158,25 @@ class _KVCache(Cache):
             CacheFullError, InvalidInputError: before anything changed. The first layer of a step finds the problem,
                 so no layer is ever ahead of the others.
         """
-        self._check(key_states, layer_idx)
+        self._check(key_states, value_states, layer_idx)
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
-    def _check(self, key_states: torch.Tensor, layer_idx: int) -> None:
-        lengths = {layer.length for layer in self.layers if layer.is_initialized}
-        if layer_idx == 0 and len(lengths) > 1:
-            raise InvalidInputError(
-                f"layers hold between {min(lengths)} and {max(lengths)} tokens: a pass was interrupted half-way; "
-                "call reset() and feed the prompt again"
-            )
+    def _check(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int) -> None:
+        lengths = [layer.length for layer in self.layers if layer.is_initialized]
+        if layer_idx == 0:
+            refuse_half_a_pass(lengths)
+        elif lengths and layer_idx >= len(self.layers):  # a layer's first tokens, and the first layer had some before
+            refuse_half_a_pass([max(lengths[0] - key_states.shape[2], 0), 0])
         layer = self.layers[layer_idx] if layer_idx < len(self.layers) else None
         if layer is None or not layer.is_initialized:
             return
-        held, new = _but_length(layer.keys), _but_length(key_states)
-        if held != new:
-            raise InvalidInputError(
-                f"the cache holds (rows, KV heads, head_dim) = {held} and this pass brings {new}: feed the same rows "
-                "of the same model, or start with reset()"
-            )
+        for old, states in ((layer.keys, key_states), (layer.values, value_states)):
+            held, new = _but_length(old), _but_length(states)
+            if held != new:
+                raise InvalidInputError(
+                    f"the cache holds (rows, KV heads, head_dim, dtype) = {held} and this pass brings {new}: feed the "
+                    "same rows of the same model, or start with reset()"
+                )
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take the last tokens back: `crop(-n)` removes n from every row, as in transformers; 0 changes nothing.
@@ -242,8 +242,7 @@ class PreallocatedKVCache(_KVCache):
     """
 
     def __init__(self, max_len: int) -> None:
-        if isinstance(max_len, bool) or not isinstance(max_len, int) or max_len < 1:
-            raise InvalidInputError(f"max_len is {max_len!r}; it must be a whole number of tokens, at least 1")
+        max_len = whole_number("max_len", max_len, 1)
         super().__init__(layer_class_to_replicate=partial(_PreallocatedLayer, max_len))
         self.max_len = max_len
 
@@ -251,8 +250,8 @@ class PreallocatedKVCache(_KVCache):
         """The most tokens a row may have."""
         return self.max_len
 
-    def _check(self, key_states: torch.Tensor, layer_idx: int) -> None:
-        super()._check(key_states, layer_idx)
+    def _check(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int) -> None:
+        super()._check(key_states, value_states, layer_idx)
         held, new = self.get_seq_length(layer_idx), key_states.shape[2]
         if held + new > self.max_len:
             raise CacheFullError(
@@ -261,9 +260,18 @@ class PreallocatedKVCache(_KVCache):
             )
 
 
-def _but_length(states: torch.Tensor) -> tuple[int, int, int]:
+def refuse_half_a_pass(lengths: list[int]) -> None:
+    """Refuse to go on with a cache some layers of which missed tokens: their attention would be silently wrong."""
+    if len(set(lengths)) > 1:
+        raise InvalidInputError(
+            f"layers hold between {min(lengths)} and {max(lengths)} tokens: a pass was interrupted half-way; "
+            "call reset() and feed the prompt again"
+        )
+
+
+def _but_length(states: torch.Tensor) -> tuple[int, int, int, torch.dtype]:
     batch, num_kv_heads, _, head_dim = states.shape
-    return batch, num_kv_heads, head_dim
+    return batch, num_kv_heads, head_dim, states.dtype
 
 
 def cache_argument(model: Any, cache: Cache) -> dict[str, Cache]:

@@ -22,8 +22,9 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from minipaged.block_manager import BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError
-from minipaged.kv_cache import UnsupportedCacheError, cache_argument
+from minipaged.errors import InvalidInputError, whole_number
+from minipaged.kv_cache import UnsupportedCacheError, cache_argument, refuse_half_a_pass
+from minipaged.models import pick_dtype
 
 Shape = tuple[int, int, int]  # (num_kv_heads, k_dim, v_dim) of one attention call
 _ROW = 0  # the sequence id of the one row that `generate` fills
@@ -64,8 +65,8 @@ class PagedKVCache(Cache):
             )
         self.shapes: list[Shape] = shapes
         self.manager = BlockManager(num_blocks, block_size, watermark=0, block_order=block_order)
-        self.num_blocks, self.block_size, self.fill = num_blocks, block_size, fill
-        self.dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        self.num_blocks, self.block_size, self.fill = self.manager.num_blocks, self.manager.block_size, fill
+        self.dtype = pick_dtype(dtype)
         self.device = torch.device(device)
         self.k_cache = [self._pool(heads, k_dim) for heads, k_dim, _ in shapes]
         self.v_cache = [self._pool(heads, v_dim) for heads, _, v_dim in shapes]
@@ -127,7 +128,7 @@ class PagedKVCache(Cache):
         Raises:
             InvalidInputError: a wrong shape, dtype or call, a slot outside the pool, or two tokens for one slot.
         """
-        slots = torch.as_tensor(slot_mapping, dtype=torch.long, device=self.device)  # [num_tokens]
+        slots = self._numbers(slot_mapping, "slot_mapping")  # [num_tokens]
         self._check_states(call, k, v)
         if slots.shape != k.shape[:1]:
             raise InvalidInputError(
@@ -157,9 +158,10 @@ class PagedKVCache(Cache):
             InvalidInputError: the table is too short for `length`, or names a block outside the pool.
         """
         self._check_call(call)
-        table = torch.as_tensor(block_table, dtype=torch.long, device=self.device).flatten()
+        table = self._numbers(block_table, "block_table").flatten()
+        length = whole_number("length", length)
         needed = blocks_needed(length, self.block_size)
-        if length < 0 or needed > len(table):
+        if needed > len(table):
             raise InvalidInputError(
                 f"{length} tokens lie in {needed} blocks of {self.block_size}; the table names {len(table)}"
             )
@@ -180,7 +182,7 @@ class PagedKVCache(Cache):
         pairs = list(pairs)
         if not pairs:
             return
-        sources, targets = torch.tensor(pairs, dtype=torch.long, device=self.device).T
+        sources, targets = self._numbers(pairs, "pairs").T
         self._check_blocks(sources, "a source")
         self._check_blocks(targets, "a target")
         if len(targets.unique()) != len(targets):
@@ -205,6 +207,13 @@ class PagedKVCache(Cache):
         sources, targets = sources.to(other.device), targets.to(self.device)
         for theirs, ours in zip((*other.k_cache, *other.v_cache), (*self.k_cache, *self.v_cache), strict=True):
             ours[targets] = theirs[sources].to(self.device)
+
+    def _numbers(self, values: Any, name: str) -> torch.Tensor:
+        """Slots or blocks as int64 on this device; nothing is rounded to a whole number."""
+        numbers = torch.as_tensor(values)
+        if numbers.numel() and (numbers.is_floating_point() or numbers.dtype == torch.bool):
+            raise InvalidInputError(f"{name} holds {numbers.dtype} numbers; give whole ones")
+        return numbers.to(self.device, torch.long)
 
     def _check_call(self, call: int) -> None:
         if not 0 <= call < len(self.shapes):
@@ -320,6 +329,8 @@ class _PagedLayer(CacheLayerMixin):
         """Write K and V [1, num_kv_heads, new, dim]; return those of the whole row, [1, num_kv_heads, length, dim]."""
         if key_states.shape[0] != 1:
             _refuse_rows(f"this pass brings {key_states.shape[0]} rows")
+        if self.call == 0:
+            refuse_half_a_pass([layer.length for layer in self.pool.layers])
         k, v = key_states[0].transpose(0, 1), value_states[0].transpose(0, 1)  # [new, num_kv_heads, dim]
         self.pool._check_states(self.call, k, v)
         stop = self.length + k.shape[0]

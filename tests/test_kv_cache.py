@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -296,9 +297,9 @@ def test_a_length_that_cannot_be_is_refused(max_len):
 def test_other_rows_or_another_model_are_refused_before_anything_changes(new_cache):
     cache = new_cache()
     prefill(tiny_model("llama"), tiny_ids(5, batch_size=2), cache)
-    with pytest.raises(InvalidInputError, match=r"\(2, 2, 8\) and this pass brings \(1, 2, 8\)"):
+    with pytest.raises(InvalidInputError, match=r"\(2, 2, 8, .*\) and this pass brings \(1, 2, 8, "):
         prefill(tiny_model("llama"), tiny_ids(3), cache)
-    with pytest.raises(InvalidInputError, match=r"brings \(2, 2, 16\)"):
+    with pytest.raises(InvalidInputError, match=r"brings \(2, 2, 16, "):
         prefill(tiny_model("qwen3"), tiny_ids(3, batch_size=2), cache)
     assert {layer.length for layer in cache.layers} == {5}
 
@@ -387,3 +388,29 @@ def test_weights_cross_the_ridge_with_the_batch_and_attention_never_does():
             assert attention.intensity == shape.num_heads / shape.num_kv_heads
             assert attention.bound(gpu) == "memory-bound"
     assert {name: round(gpu.ridge) for name, gpu in GPUS.items()} == {"T4": 203, "A100 80GB SXM": 153, "H100 SXM": 295}
+
+
+@pytest.mark.parametrize("first_pass", [True, False])
+def test_after_half_a_pass_the_cache_asks_for_a_reset(first_pass):
+    """Ctrl-C or a full memory in the middle of a pass: the later layers have missed tokens that the mask counts."""
+    model, ids = tiny_model("llama"), tiny_ids(6)
+    for cache in (ConcatKVCache(), PreallocatedKVCache(20)):
+        if not first_pass:
+            prefill(model, ids, cache)
+        layer, forward = model.model.layers[2], model.model.layers[2].forward
+        layer.forward = lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prefill(model, ids, cache)
+        layer.forward = forward
+        with pytest.raises(InvalidInputError, match="interrupted half-way; call reset"):
+            prefill(model, ids[:, :1], cache)
+        cache.reset()
+        assert torch.equal(prefill(model, ids, cache), prefill(model, ids, ConcatKVCache()))
+
+
+def test_a_cache_does_not_cast_another_models_numbers():
+    cache = PreallocatedKVCache(np.int64(20))
+    prefill(tiny_model("llama"), tiny_ids(3), cache)
+    with pytest.raises(InvalidInputError, match=r"float32\) and this pass brings .*bfloat16"):
+        prefill(tiny_model("llama").bfloat16(), tiny_ids(3), cache)
+    assert cache.get_seq_length() == 3

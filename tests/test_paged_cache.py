@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -106,7 +107,7 @@ def test_copied_blocks_are_read_before_any_is_written():
         (lambda c: c.gather(0, [0, 6], 5), "names block 6; the pool's blocks are 0 to 5"),
         (lambda c: c.gather(0, [0, -1], 5), "names block -1"),
         (lambda c: c.gather(0, [0], 5), "5 tokens lie in 2 blocks of 4; the table names 1"),
-        (lambda c: c.gather(0, [0], -1), "-1 tokens"),
+        (lambda c: c.gather(0, [0], -1), "length is -1"),
         (lambda c: c.gather(-1, [0], 1), "attention call -1"),
         (lambda c: c.copy_blocks([(0, 6)]), "a target names block 6"),
         (lambda c: c.copy_blocks([(-1, 1)]), "a source names block -1"),
@@ -309,3 +310,38 @@ def test_the_course_model_writes_the_same_64_tokens_for_20_prompts(course_model)
         options = {"max_new_tokens": 64, "min_new_tokens": 64}
         assert torch.equal(generate(model, ids, cache, **options), generate(model, ids, **options)), prompt
         assert len(cache.block_table) == -(-cache.get_seq_length() // 16)
+
+
+@pytest.mark.parametrize("first_pass", [True, False])
+def test_after_half_a_pass_the_cache_asks_for_a_reset(first_pass):
+    """Ctrl-C or a full memory in the middle of a pass: the later layers have missed tokens that the mask counts."""
+    model, ids = tiny_model("llama"), tiny_ids(6)
+    for cache in (PagedKVCache.for_model(model, 8, 4),):
+        if not first_pass:
+            prefill(model, ids, cache)
+        layer, forward = model.model.layers[2], model.model.layers[2].forward
+        layer.forward = lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prefill(model, ids, cache)
+        layer.forward = forward
+        with pytest.raises(InvalidInputError, match="interrupted half-way; call reset"):
+            prefill(model, ids[:, :1], cache)
+        cache.reset()
+        assert torch.equal(prefill(model, ids, cache), prefill(model, ids, PagedKVCache.for_model(model, 8, 4)))
+
+
+def test_slots_and_blocks_are_not_rounded():
+    cache = PagedKVCache([(1, 2, 2)], np.int64(4), 4)
+    k = torch.ones(1, 1, 2)
+    for slots in ([1.7], [True], torch.tensor([0.5])):
+        with pytest.raises(InvalidInputError, match="slot_mapping holds torch"):
+            cache.write(0, k, k, slots)
+    with pytest.raises(InvalidInputError, match="block_table holds"):
+        cache.gather(0, [0.5], 1)
+    with pytest.raises(InvalidInputError, match="length is 1.5"):
+        cache.gather(0, [0], 1.5)
+    with pytest.raises(InvalidInputError, match="pairs holds"):
+        cache.copy_blocks([(0.5, 1)])
+    with pytest.raises(InvalidInputError, match="unknown dtype"):
+        PagedKVCache([(1, 2, 2)], 4, dtype="float99")
+    assert not any(t.any() for t in (*cache.k_cache, *cache.v_cache))
