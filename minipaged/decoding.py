@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import inspect
 import numbers
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, whole_number
 from minipaged.sampling import SamplingParams, eos_token_ids, make_generator, sample
 
 _INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are not yet, or never, a whole character
@@ -154,6 +154,7 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tenso
     """
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise InvalidInputError(f"the prompts have lengths {[len(p) for p in prompts]}; each needs at least one token")
+    pad_id = whole_number("pad_id", pad_id)  # None in many tokenizers: any id will do, since the mask hides it
     longest = max(map(len, prompts))
     gaps = [longest - len(prompt) for prompt in prompts]
     input_ids = torch.tensor([[pad_id] * gap + [*prompt] for gap, prompt in zip(gaps, prompts, strict=True)])
@@ -201,7 +202,11 @@ def _prepared(
     model: Any, prompt_ids: Any, params: SamplingParams | None, eos_ids: Collection[int] | None
 ) -> tuple[list[int], SamplingParams, frozenset[int]]:
     """Everything that can be refused is refused here, before the first pass: (ids, params, end ids)."""
-    params = params or SamplingParams()
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise InvalidInputError(f"params is {params!r}; pass SamplingParams(...) or None")
+    if getattr(model, "training", False):
+        raise InvalidInputError(f"{type(model).__name__} is in training mode, with dropout: call model.eval() first")
     if params.n != 1:
         raise InvalidInputError(f"n is {params.n}; this loop writes one text: call it with n=1 and seed, seed + 1, ...")
     ids = _plain_ids(prompt_ids, model.config.get_text_config().vocab_size)
@@ -211,8 +216,17 @@ def _prepared(
             f"{len(ids)} prompt tokens and max_tokens={params.max_tokens} make {len(ids) + params.max_tokens}, and "
             f"this model has positions for {limit}; shorten the prompt or lower max_tokens"
         )
-    eos = frozenset() if params.ignore_eos else frozenset(eos_token_ids(model) if eos_ids is None else eos_ids)
+    eos = (
+        frozenset()
+        if params.ignore_eos
+        else frozenset(eos_token_ids(model) if eos_ids is None else map(_end_id, eos_ids))
+    )
     return ids, params, eos
+
+
+def _end_id(token: Any) -> int:
+    """A plain int: a tensor's element is equal to no other object in a set, and so would never end a text."""
+    return whole_number("an id of eos_ids", token)
 
 
 def _plain_ids(prompt_ids: Any, vocab_size: int) -> list[int]:
@@ -223,10 +237,12 @@ def _plain_ids(prompt_ids: Any, vocab_size: int) -> list[int]:
                 f"prompt_ids is a {prompt_ids.dtype} tensor of shape {list(prompt_ids.shape)}; pass integers [len]"
             )
         prompt_ids = prompt_ids.tolist()
-    if isinstance(prompt_ids, str):
+    if isinstance(prompt_ids, (str, bytes)):
         raise InvalidInputError(
             f"prompt_ids is the text {prompt_ids[:20]!r}; encode it first: tokenizer(text).input_ids"
         )
+    if not isinstance(prompt_ids, Iterable):
+        raise InvalidInputError(f"prompt_ids is {prompt_ids!r}; pass a list of token ids")
     ids = list(prompt_ids)
     if not ids:
         raise InvalidInputError("the prompt has 0 tokens and the model needs 1 to predict from; pass a start token")

@@ -15,6 +15,7 @@ from minipaged import decoding
 from minipaged.decoding import Generation, TextStream, generate_ids, left_pad, stream
 from minipaged.errors import InvalidInputError
 from minipaged.sampling import LogitsError, SamplingParams, sample
+from tests.tiny_models import tiny_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 PROMPTS = [
@@ -345,3 +346,25 @@ def test_stream_stops_at_the_tokenizers_end_token_too():
     model = Parrot()
     model.generation_config = SimpleNamespace(eos_token_id=9)
     assert list(stream(model, tokenizer, [3], SamplingParams(temperature=0))) == ["<4>", "<5>", "<6>"]
+
+
+def test_end_ids_from_a_tensor_end_the_text():
+    model = tiny_model("llama")
+    first = generate_ids(model, [5, 6], SamplingParams(temperature=0, max_tokens=4), eos_ids=()).token_ids[0]
+    for ids in (torch.tensor([first]), [torch.tensor(first)], {first}):
+        done = generate_ids(model, [5, 6], SamplingParams(temperature=0, max_tokens=4), eos_ids=ids)
+        assert (done.token_ids, done.finish_reason) == ([first], "stop")
+    with pytest.raises(InvalidInputError, match="an id of eos_ids is '2'"):
+        generate_ids(model, [5, 6], eos_ids="2")
+
+
+def test_dropout_and_input_of_other_kinds_are_refused():
+    with pytest.raises(InvalidInputError, match=r"training mode.*call model\.eval"):
+        generate_ids(tiny_model("gpt2").train(), [5])
+    for prompt, words in ((b"abc", "encode it first"), (None, "a list of token ids"), (5, "a list of token ids")):
+        with pytest.raises(InvalidInputError, match=words):
+            generate_ids(tiny_model("gpt2"), prompt)
+    with pytest.raises(InvalidInputError, match="pass SamplingParams"):
+        generate_ids(tiny_model("gpt2"), [5], {"max_tokens": 3})
+    with pytest.raises(InvalidInputError, match="pad_id is None"):
+        left_pad([[1], [2, 3]], None)
