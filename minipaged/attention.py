@@ -255,8 +255,8 @@ def _check_options(
             f"sliding_window is {window} and causal is False; the window looks back from each query: pass causal=True, "
             "or sliding_window=None"
         )
-    if softcap is not None and not softcap > 0:
-        raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0, or None for no cap")
+    if softcap is not None and not 0 < softcap < float("inf"):  # infinity times tanh(0) is no number
+        raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0 and finite, or None for no cap")
     if sinks is not None and sinks.shape != (q.shape[-3],):
         raise InvalidInputError(
             f"sinks has shape {list(sinks.shape)}; it needs one number per query head: [{q.shape[-3]}]"

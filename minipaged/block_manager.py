@@ -58,7 +58,10 @@ def physical_slot(block_table: Sequence[int], position: int, block_size: int) ->
             f"position {position} is outside a table of {len(block_table)} blocks of {block_size}, "
             f"which holds positions 0 to {len(block_table) * block_size - 1}"
         )
-    return block_table[position // block_size] * block_size + position % block_size
+    block = block_table[position // block_size]
+    if block < 0:
+        raise InvalidInputError(f"position {position} falls on {block}, which pads the table and names no block")
+    return block * block_size + position % block_size
 
 
 @dataclass(slots=True)

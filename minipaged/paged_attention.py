@@ -365,8 +365,8 @@ def _check_tensors(
         )
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise InvalidInputError(f"sliding_window is {window!r}; it counts keys, at least 1, or is None")
-    if softcap is not None and not softcap > 0:
-        raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0, or None")
+    if softcap is not None and not 0 < softcap < float("inf"):
+        raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0 and finite, or None")
     if sinks is not None and sinks.shape != (num_heads,):
         raise InvalidInputError(f"sinks has shape {list(sinks.shape)}; one number a query head: [{num_heads}]")
 
@@ -450,6 +450,7 @@ def walk_table(
         [num_heads, v_dim] in the dtype of `query`, computed in float64 for float64 and else in float32.
     """
     size, kv_heads = k_cache.shape[1:3]
+    _check_batch([list(block_table)], [seq_len], [0, 1], size, len(k_cache))  # a short table would drop tokens
     compute = torch.float64 if query.dtype == torch.float64 else torch.float32
 
     def parts() -> Iterable[tuple[torch.Tensor, torch.Tensor]]:

@@ -436,3 +436,9 @@ def test_dtypes_that_do_not_fit_are_named():
         rope_cos_sin(torch.arange(3), 15)
     with pytest.raises(InvalidInputError, match="head_dim 16 and the table 32"):
         apply_rope(q, *rope_cos_sin(torch.arange(7), 32))
+
+
+def test_an_infinite_softcap_is_refused():
+    x = torch.ones(1, 2, 4)
+    with pytest.raises(InvalidInputError, match="logit_softcap is inf"):
+        attention(x, x, x, logit_softcap=float("inf"))

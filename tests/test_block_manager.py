@@ -341,3 +341,8 @@ def test_a_sequence_named_twice_is_not_half_moved():
         assert (dict(manager._tables), dict(manager._host_tables)) == tables
         move([0])
     assert manager.num_tokens(0) == 3 and manager.num_free_blocks == 6
+
+
+def test_a_pad_of_the_table_is_no_block():
+    with pytest.raises(InvalidInputError, match="position 5 falls on -1, which pads the table"):
+        physical_slot([0, -1], 5, 4)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minipaged.attention import attention, masked_softmax
+from minipaged.errors import InvalidInputError
 from minipaged.paged_attention import Partial, finish, merge, online_softmax, partial_softmax, walk_table
 
 INF = float("inf")
@@ -133,3 +134,11 @@ def test_merging_is_what_a_reduction_over_splits_does():
     scores, values = torch.linspace(-3, 9, 100).double(), drawn_values(100)
     splits = [partial_softmax(scores[i : i + 25], values[i : i + 25]) for i in range(0, 100, 25)]
     assert torch.allclose(finish(reduce(merge, splits)), dense(scores, values), rtol=0, atol=1e-14)
+
+
+def test_a_table_that_is_too_short_or_padded_is_refused():
+    """It would leave tokens out in silence, or read the last block of the pool."""
+    query, cache = torch.ones(2, 4), torch.ones(3, 2, 1, 4)
+    for table in ([1], [1, -1], [1, 3]):
+        with pytest.raises(InvalidInputError, match="sequence 0"):
+            walk_table(query, cache, cache, table, 3)
