@@ -27,14 +27,14 @@ def test_the_explorers_shares_are_the_librarys(scores, masked):
 
 def test_the_explorer_starts_at_the_last_row_and_follows_every_control(scores):
     panel = attention_explorer(scores, TOKENS, layer=1, head=2)
-    assert "Layer 1, head 2: the row of “3 four”" in panel.sentence and "no token stands after it" in panel.sentence
+    assert "Layer 1, head 2: in its row, “3 four” gives" in panel.sentence and "no token stands after it" in panel.sentence
     panel.controls["token"].value = 1
     panel.controls["layer"].value = 0
     panel.controls["head"].value = 1
     best = shares_of(scores[0, 1], True)[1]
     looked = f"{best.argmax()}{TOKENS[best.argmax()]}"
     assert panel.sentence == (
-        f"Layer 0, head 1: the row of “1 two” gives {best.max():.0%} of its look to “{looked}”; "
+        f"Layer 0, head 1: in its row, “1 two” gives a share of {best.max():.0%} to “{looked}”; "
         "the 2 tokens after it are hidden."
     )
     assert np.allclose(panel.picture.data, best) and best[2:].sum() == 0
@@ -42,7 +42,7 @@ def test_the_explorer_starts_at_the_last_row_and_follows_every_control(scores):
 
 def test_without_the_mask_the_explorer_says_how_much_leaks(scores):
     panel = attention_explorer(scores, TOKENS, token=0)
-    assert "gives 100% of its look to “0 one”" in panel.sentence
+    assert "gives a share of 100% to “0 one”" in panel.sentence
     panel.controls["mask"].value = False
     leaked = shares_of(scores[0, 0], False)[0, 1:].sum()
     assert f"{leaked:.0%} goes to the 3 tokens after it" in panel.sentence

@@ -51,7 +51,7 @@ COURSE = (  # the index is the chapter's number; a need that follows from anothe
     Chapter("05_kv_cache_size", (4,)),
     Chapter("06_fragmentation", (5,)),
     Chapter("07_paged_kv_cache", (6,)),
-    Chapter("08_paged_attention", (7,), written=False),
+    Chapter("08_paged_attention", (7,)),
     Chapter("09_triton_kernel", (8,), written=False),
     Chapter("10_continuous_batching", (8,), written=False),
     Chapter("11_sharing", (10,), written=False),
@@ -362,7 +362,7 @@ def _flow(
 
 def _shown(piece: str) -> str:
     """A token's text with its space and line end made visible."""
-    return piece.replace(" ", "␣").replace("\n", "\\n")
+    return piece.replace(" ", "·").replace("\n", "\\n")
 
 
 def _wrapped(text: str, width: int) -> str:

@@ -114,8 +114,8 @@ def next_token_bars(before: Any, after: Any, name: Callable[[int], str], prompt:
     if prompt:
         ax.set_title(say("01.bars.prompt", prompt=prompt, note=note), fontsize=9.5, fontweight="normal")
     values |= {"shown": len(ids), "shown_mass": float(after[ids].sum())}
-    key = "01.bars.sentence.own" if np.array_equal(before, after) else "01.bars.sentence"
-    return Picture(fig, say(key, **values), data=values | {"ids": ids.tolist()})
+    kind = ".own" if np.array_equal(before, after) else ".all" if values["kept"] == len(before) else ""
+    return Picture(fig, say(f"01.bars.sentence{kind}", **values), data=values | {"ids": ids.tolist()})
 
 
 @picture
@@ -137,8 +137,10 @@ def mass_curves(prompts: Mapping[str, Any], p: float) -> Picture:
         ax.plot([count, count], [0, mass[count - 1]], color=colour(index), lw=1, ls=":")
         ax.plot(count, mass[count - 1], "os^"[index % 3], color=colour(index))
         ax.annotate(f"{count:,}", (count, 0.04), xytext=(4, 0), textcoords="offset points", fontsize=9.5)
-        at = int(np.searchsorted(mass, 0.35))  # the label hangs on its own line, below it
-        ax.annotate(prompt, (at + 1, mass[at]), xytext=(6, -9), textcoords="offset points", va="top", fontsize=9.5)
+        at = int(np.searchsorted(mass, 0.35))  # the label hangs on its own line, below it, clear of the dotted ones
+        paper = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        ax.annotate(prompt, (at + 1, mass[at]), xytext=(6, -9), textcoords="offset points", va="top", fontsize=9.5,
+                    bbox=paper)  # fmt: skip
     ax.axhline(p, color=COLOURS["black"], lw=0.8)
     ax.text(vocab, p - 0.02, f"p = {p:g}", fontsize=9, va="top", ha="right")
     share = int(p * vocab)

@@ -302,7 +302,7 @@ def attention_maps(maps: Sequence[tuple[str, np.ndarray]], tokens: Sequence[str]
 
 @picture
 def head_survey(first: np.ndarray, previous: np.ndarray, marked: Sequence[tuple[int, int, str]] = ()) -> Picture:
-    """All heads of a model: how much of its look each gives to the first token, and to the token before.
+    """All heads of a model: how large a share each gives to the first token, and to the token before.
 
     Args:
         first, previous: [layers, heads], mean shares.
@@ -354,7 +354,7 @@ def work_growth(lengths: Sequence[int]) -> Picture:
     ax.grid(which="minor", color="white", linewidth=0.8)
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
-    ax.set(xticks=[], yticks=[], ylim=(top - 0.5, -1.8))
+    ax.set(xticks=[], yticks=[], ylim=(top - 0.5, -1.8), xlabel=say("03.work.newest"))
     facts = {"length": lengths[0], "other": lengths[-1], "few": totals[0], "many": totals[-1]}
     facts |= {"ratio": totals[-1] / totals[0], "times": lengths[-1] / lengths[0]}
     fig.suptitle(say("03.work.title", **facts), x=0.01, ha="left", fontsize=11, fontweight="bold")

@@ -96,7 +96,9 @@ WORDS: dict[str, str] = {
     "00.step.passes": "passes",
     "00.step.tokens": "new tokens",
     "00.step.read": "tokens read in all",
-    "00.step.legend": "bold frame: read by this pass      hatched: written by this pass      empty: not written yet",
+    "00.step.legend": (
+        "·: a space      bold frame: read by this pass      hatched: written by this pass      empty: not written yet"
+    ),
     "00.step.sentence": (
         "After {passes} passes there are {passes} new tokens, and {read:,} tokens were read; the text is “{text}”."
     ),
@@ -105,8 +107,8 @@ WORDS: dict[str, str] = {
     "01.tokens.words": "{n} words",
     "01.tokens.tokens": "{n} token ids",
     "01.tokens.bytes": "{n} bytes",
-    "01.tokens.title.characters": "{parts} characters become {tokens} tokens: {split} of them are cut in pieces",
-    "01.tokens.title.words": "{parts} words become {tokens} tokens: {split} of them are cut in pieces",
+    "01.tokens.title.characters": "{parts} characters become {tokens} tokens: {split} of {parts} characters are cut",
+    "01.tokens.title.words": "{parts} words become {tokens} tokens: {split} of {parts} words are cut",
     "01.tokens.sentence.characters": (
         "The text has {parts} characters and {bytes} bytes; it becomes {tokens} tokens, and {split} of the {parts} "
         "characters are made of more than one token."
@@ -122,7 +124,7 @@ WORDS: dict[str, str] = {
     "01.bars.axis.all": "probability",
     "01.bars.axis": "probability   ({rest:,} more kept tokens are not shown; they share {mass:.3f})",
     "01.bars.title": "{kept:,} of {vocab:,} tokens stay; {lost:.1%} of the mass was cut away",
-    "01.bars.title.all": "“{top}” leads with {p_after:.2f}; all {vocab:,} tokens share the mass",
+    "01.bars.title.all": "“{top}” leads with {p_after:.3f}; all {vocab:,} tokens share the mass",
     "01.bars.prompt": "after “{prompt}” {note}",
     "01.bars.sentence.own": (
         "All {vocab:,} tokens can be drawn; the most probable, “{top}”, has {p_after:.3f}, and the {shown} shown hold "
@@ -132,10 +134,14 @@ WORDS: dict[str, str] = {
         "{kept:,} of {vocab:,} tokens can still be drawn, and {lost:.1%} of the model's probability was cut away; the "
         "most probable token, “{top}”, went from {p_before:.3f} to {p_after:.3f}."
     ),
+    "01.bars.sentence.all": (
+        "All {vocab:,} tokens can still be drawn; the most probable, “{top}”, went from {p_before:.3f} to "
+        "{p_after:.3f}."
+    ),
     "01.mass.x": "number of tokens kept, most probable first (logarithmic)",
     "01.mass.y": "mass they hold together",
     "01.mass.wrong": "{percent:g} % of the vocabulary\nwould be {share:,} tokens",
-    "01.mass.title": "A mass of {p:g} is reached after {first:,} tokens here and {second:,} there",
+    "01.mass.title": "A mass of {p:g} takes {first:,} tokens after one prompt, {second:,} after the other",
     "01.mass.sentence": (
         "Top-p {p:g} keeps {first:,} tokens after the first prompt and {second:,} after the second, of {vocab:,}; that "
         "share of the vocabulary would be {share:,} tokens, and top-p keeps it in neither."
@@ -235,12 +241,12 @@ WORDS: dict[str, str] = {
         "Reading {amount} of K and V once takes: {listed}; {slowest} needs {ratio} times as long as {base}."
     ),
     # 03 attention
-    "03.row.title": "{where}: “{query}” gives {best:.0%} of its row to “{looked}”",
-    "03.row.keys": "keys: who is looked at",
+    "03.row.title": "{where}: “{query}” gives a share of {best:.0%} to “{looked}”",
+    "03.row.keys": "keys: who is looked at (darker: a larger share)",
     "03.row.queries": "queries: who looks",
     "03.row.share": "lit row, %",
     "03.row.percent": "{share:.0%}",
-    "03.row.sentence": "{where}: the row of “{query}” gives {best:.0%} of its look to “{looked}”; {rest}.",
+    "03.row.sentence": "{where}: in its row, “{query}” gives a share of {best:.0%} to “{looked}”; {rest}.",
     "03.row.hidden.0": "no token stands after it",
     "03.row.hidden.1": "the one token after it is hidden",
     "03.row.hidden.2": "the {hidden} tokens after it are hidden",
@@ -293,16 +299,17 @@ WORDS: dict[str, str] = {
     "03.rope.sentence": (
         "At positions {positions} (query, key) the distances are {distances} and the whole scores are {scores}."
     ),
-    "03.survey.first": "share given to the first token: above half in {over} of {total} heads",
-    "03.survey.previous": "share given to the token before: above half in {over} of {total} heads",
+    "03.survey.first": "share given to the first token (darker: more): above half in {over} of {total} heads",
+    "03.survey.previous": "share given to the token before (darker: more): above half in {over} of {total} heads",
     "03.survey.head": "head",
     "03.survey.layer": "layer",
     "03.survey.title": "Most heads rest on the first token; {previous} of {total} look one step back",
     "03.survey.sentence": (
-        "Of {total} heads, {first} give the first token more than half of their look (mean over all heads "
+        "Of {total} heads, {first} give the first token a share above one half (mean over all heads "
         "{mean:.0%}), and {previous} give more than half to the token just before."
     ),
     "03.work.part": "{length} tokens: {total} scores",
+    "03.work.newest": "dark: the row of the newest token",
     "03.work.title": "{times:.0f} times the tokens, {ratio:.1f} times the scores",
     "03.work.sentence": (
         "Each new token adds one row as long as the text so far: {few} scores for {length} tokens, {many} for "
@@ -617,7 +624,7 @@ WORDS: dict[str, str] = {
         "too much now."
     ),
     "08.step.kept": " The maximum stayed, so nothing old had to change.",
-    "08.step.far": " The output is off by {off:.1%} of its largest number.",
+    "08.step.far": " The output is off by {off:.2%} of its largest number.",
     "08.step.same": " The output is that of all scores at once.",
     "08.row.title": "{n} sequences in one row of {total} tokens: no padding, and a slot for each",
     "08.row.sequence": "{name}: {q} new of {n}",
@@ -656,7 +663,7 @@ WORDS: dict[str, str] = {
     "08.steps.axis": "step",
     "08.steps.sentence": (
         "{n} steps compute {total} tokens, {first} of them in the first step; at most {most} of {pool} blocks are in "
-        "use, and {end} after the last step."
+        "use, and {end} in the last step."
     ),
     "08.moved.title": "Gathering first moves {times:.0f} times the bytes, and needs room for a second copy",
     "08.moved.gather": "gather,\nthen attend",
@@ -669,6 +676,112 @@ WORDS: dict[str, str] = {
     "08.moved.sentence": (
         "In one layer of one step, gathering moves {all:,.0f} MiB and needs {gather:,.0f} MiB beside the pool; walking "
         "the table moves {once:,.0f} MiB and needs {walk:,.0f} KiB: {times:.0f} times less moved."
+    ),
+    # 09 Triton kernel
+    "09.levels.axis": "bytes",
+    "09.levels.title": "{chip}: {far} holds {times:,.0f} times as much as all {near} together",
+    "09.levels.sentence": (
+        "On an {chip}, {far} holds {times:,.0f} times as many bytes as all {near} together; the nearer a memory is to "
+        "the arithmetic, the smaller and the faster it is."
+    ),
+    "09.floors.moving": "read K and V once",
+    "09.floors.computing": "compute with them",
+    "09.floors.value": "{us:.1f} µs",
+    "09.floors.axis": "least possible time, microseconds",
+    "09.floors.title": "Reading takes {times:.0f} times as long as computing: memory-bound",
+    "09.floors.sentence": (
+        "On an {chip}, reading K and V once takes at least {us:.1f} microseconds and the arithmetic at least "
+        "{work:.1f}: {times:.0f} times less."
+    ),
+    "09.grid.programs": "the launch grid",
+    "09.grid.tables": "block tables",
+    "09.grid.pool": "the pool: {n} blocks of {size} slots",
+    "09.grid.head": "head {n}",
+    "09.grid.title": "{seqs} sequences x {heads} KV heads = {n} programs",
+    "09.grid.sentence": (
+        "{n} programs, one for each of {seqs} sequences and {heads} KV heads; a slot of the pool has one cell for each "
+        "KV head."
+    ),
+    "09.grid.one.title": "Program ({seq}, {head}) reads {reads} keys: those of sequence {name}, KV head {head}",
+    "09.grid.one.sentence": (
+        "Program ({seq}, {head}) of {n} follows the block table {table} of sequence {name} and reads {reads} keys of "
+        "KV head {head}, and no others."
+    ),
+    "09.splits.line": "{n} multiprocessors",
+    "09.splits.axis": "parts that the length is cut into",
+    "09.splits.title": "{first} part: {programs} programs for {processors} multiprocessors; {enough} parts: {then}",
+    "09.splits.sentence": (
+        "Without splitting, {programs} programs leave most of the {processors} multiprocessors idle; {enough} parts "
+        "make {then} programs."
+    ),
+    # 10 continuous batching
+    "10.step": "step",
+    "10.time": "time, {unit}",
+    "10.state.waiting": "waiting",
+    "10.state.prefill": "prefill",
+    "10.state.decode": "decode",
+    "10.state.idle": "no budget",
+    "10.state.away": "gave way",
+    "10.state.swapped": "swapped out",
+    "10.lanes.blocks": "blocks",
+    "10.lanes.title": "{n} requests in {blocks} blocks: {steps} steps, {gone} times somebody gave way",
+    "10.lanes.sentence": (
+        "{n} requests share {blocks} blocks. All are done after {steps} steps; {running:.1f} run at a time on average, "
+        "{share:.0%} of the blocks are in use, and {gone} times a request gave way. {slowest} took the longest."
+    ),
+    "10.ablation.1": "steps (fewer is better)",
+    "10.ablation.2": "requests running, mean",
+    "10.ablation.3": "slots that hold a token, %",
+    "10.ablation.each": "{name} takes {steps} steps, runs {running:.1f} requests at a time and fills {used:.0%}",
+    "10.ablation.sentence": "The same requests, tokens and slots: {each} of the slots.",
+    "10.load.p0": "median",
+    "10.load.p1": "90th percentile",
+    "10.load.p2": "99th percentile",
+    "10.load.rate": "requests per {unit}",
+    "10.load.first": "time to first token, {unit}",
+    "10.load.gap": "time between tokens, {unit}",
+    "10.load.sentence": (
+        "From {low:g} to {high:g} requests per {unit} the median time to the first token goes from {f0:.2f} to "
+        "{f1:.2f} {unit}, its 99th percentile from {p0:.2f} to {p1:.2f}, and the median time between tokens from "
+        "{g0:.3f} to {g1:.3f}."
+    ),
+    "10.slower.alone": "alone",
+    "10.slower.together": "in company",
+    "10.slower.gone": "gave way",
+    "10.slower.axis": "time from start to end",
+    "10.slower.title": "Everybody got slower; {worst} the most, {times:.1f} times",
+    "10.slower.sentence": (
+        "Every request takes longer in company: at least {least:.1f} times as long, and {worst} {times:.1f} times; {n} "
+        "of them gave way."
+    ),
+    "10.cost.swap": "swap out and in",
+    "10.cost.recompute": "recompute",
+    "10.cost.axis": "block size, in tokens",
+    "10.cost.ms": "ms",
+    "10.cost.title": "Small blocks make swapping slow; recomputing does not see blocks",
+    "10.cost.sentence": (
+        "For a sequence of {tokens} tokens, swapping out and in costs {high:.0f} ms with blocks of {first} and "
+        "{low:.0f} ms with blocks of {last}; recomputing costs {recompute:.0f} ms with any. From blocks of {cross} on, "
+        "swapping is the cheaper one."
+    ),
+    "10.chunk.first": "the long prompt's first token",
+    "10.chunk.gap": "the longest gap of the others",
+    "10.chunk.axis": "max_num_batched_tokens",
+    "10.chunk.title": "A larger budget: the long prompt starts sooner, the others wait longer",
+    "10.chunk.sentence": (
+        "With a budget of {small} tokens the long prompt has its first token after {f0:,.0f} {unit} and nobody else "
+        "waits longer than {g0:,.0f}; with {large} it takes {f1:,.0f} and the others wait {g1:,.0f}."
+    ),
+    "10.dials.queues": "requests",
+    "10.dials.running": "running",
+    "10.dials.waiting": "waiting",
+    "10.dials.blocks": "blocks in use, %",
+    "10.dials.gone": "gave way, in all",
+    "10.dials.tokens": "tokens a step",
+    "10.dials.title": "{name}",
+    "10.dials.sentence": (
+        "{name}: at most {running} run and {waiting} wait; at most {blocks:.0%} of the blocks are in use; {gone} times "
+        "a request gave way; a step has up to {tokens:,} tokens and takes up to {slowest:.2f} {unit}."
     ),
 }
 

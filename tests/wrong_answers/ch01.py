@@ -73,6 +73,11 @@ def forgets_to_return(*a):
     _counting(*a)
 
 
+def feeds_a_bare_token(read, prompt, max_tokens, eos):
+    scores = read(prompt, 0)
+    return read(scores.index(max(scores)), len(prompt))
+
+
 def _softmax(logits):
     top = max(logits)
     weights = [math.exp(x - top) for x in logits]
@@ -121,10 +126,11 @@ WRONG = {
         (does_not_sort, "that is the order of the ids"),
         (gives_places_instead_of_ids, "places in the sorted list"),
         (lambda probs: probs, "your code raised TypeError"),
+        (lambda probs, p: [x >= p for x in probs], "whole number"),
     ],
     "check_01_order": [
         (lambda x, t, k, p: _steps(x, t, k, p, "kpt"), "that is the order top-k, top-p, temperature"),
-        (lambda x, t, k, p: _steps(x, t, k, p, "tpk"), "that is the order temperature, top-p, top-k"),
+        (lambda x, t, k, p: _steps(x, t, k, p, "tpk"), "that is the order temperature, top-p, top-k (or the mass was"),
         (lambda x, t, k, p: _steps(x, 1 / t, k, p, "tkp"), "divided by the temperature, not multiplied"),
         (lambda x, t, k, p: _steps(x, t, k, p, "tkp", renormalise=False), "must share all of the mass again"),
         (lambda x, t, k, p: [y for y in _steps(x, t, k, p, "tkp") if y], "one probability for each of the 5 ids"),
@@ -148,5 +154,6 @@ WRONG = {
         (lambda *a: _counting(*a, late=True), "a pass whose scores nobody uses"),
         (lambda *a: _counting(*a, with_prompt=True), "without the prompt"),
         (forgets_to_return, "nothing was returned"),
+        (feeds_a_bare_token, "read takes a list of ids"),
     ],
 }  # fmt: skip

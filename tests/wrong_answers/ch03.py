@@ -66,6 +66,7 @@ WRONG = {
         (lambda scores: (scores - scores.amax(-1, keepdim=True)).exp(), "must sum to 1"),
         (lambda scores: scores / scores.sum(-1, keepdim=True), "divided by the sum of the row's exponentials"),
         (lambda scores: scores.sum(), "has shape []"),
+        (lambda scores: (e := (scores - scores.amax(-1, keepdim=True)).exp()) / e.sum(-1), "keepdim=True is missing"),
     ],
     "check_03_grouped_heads": [
         (heads("tile"), "(tiled)"),
