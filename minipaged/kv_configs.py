@@ -101,7 +101,7 @@ _UNUSUAL = re.compile(
 )
 _HARMLESS = re.compile(
     r"^(q_lora_rank|o_lora_rank|chunk_size_feed_forward|chunk_size_lm_head|mlp_layer_types|\w*token_index|"
-    r"decoder_sparse_step|\w+_token_id|\w*index_to_\w+|moe_\w+|attention_window_size)$"
+    r"decoder_sparse_step|\w+_token_id|\w*index_to_\w+|moe_\w+|\w*experts\w*|attention_window_size)$"
 )
 
 
@@ -200,7 +200,7 @@ def _fields_of(config: Any) -> tuple[dict[str, Any], str]:
 def _as_dict(config: Any) -> dict[str, Any]:
     """A transformers config as a dict, with the properties that its class computes and `to_dict` leaves out."""
     fields = dict(config.to_dict())
-    for name in ("layer_types", "layers_block_type", "sliding_window", "head_dim", "num_key_value_heads"):
+    for name in ("layer_types", "layers_block_type", "sliding_window"):
         if fields.get(name) is None and getattr(config, name, None) is not None:
             fields[name] = getattr(config, name)
     return fields
@@ -267,9 +267,9 @@ def _read_layers(config: _Config) -> list[LayerCache]:
     _refuse(config)
     types = _layer_types(config)
     layers = [_read_layer(config.at(index), index, layer_type) for index, layer_type in enumerate(types)]
-    return (
-        [layers[index] for index in _visits(config, len(types))] if config.family in _LOOPS else _share(config, layers)
-    )
+    if config.family in _LOOPS:
+        return [layers[index] for index in _visits(config, len(types))]
+    return _share(config, layers)
 
 
 def _refuse(config: _Config) -> None:
@@ -285,6 +285,9 @@ def _refuse(config: _Config) -> None:
         raise UnreadableConfigError(f"the cache of family {config.family} is not counted here: {reason}")
     if config.known:
         return
+    for name in config.get("architectures", []):
+        if "For" in name and not _GENERATES.search(name):
+            raise UnreadableConfigError(f"{name} is no model that writes text token by token, so it keeps no KV cache")
     understood = {spelling for spellings in _SPELLINGS.values() for spelling in spellings} | _UNDERSTOOD
     for name, value in config.fields.items():
         if value in (None, False, 0) or value == [] or value == {} or name in understood or _HARMLESS.match(name):
@@ -295,6 +298,8 @@ def _refuse(config: _Config) -> None:
                 "cache holds; build KVCacheSpec(layers=...) by hand"
             )
 
+
+_GENERATES = re.compile(r"For(CausalLM|ConditionalGeneration|\w*Generation)$")
 
 # Families whose cache is none of the kinds above, and why.
 _UNCOUNTED = {

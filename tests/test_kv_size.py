@@ -321,6 +321,7 @@ UNREADABLE = [
     ({**LLAMA, "model_type": "next_year", "ssm_state_size": 16}, "ssm_state_size"),
     ({**LLAMA, "model_type": "t5", "is_encoder_decoder": True}, "encoder-decoder"),
     ({"model_type": "bert", "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768}, "is an encoder"),
+    ({**LLAMA, "model_type": "vit", "architectures": ["ViTForImageClassification"]}, "ViTForImageClassification"),
     ({**LLAMA, "model_type": "deepseek_v4"}, "deepseek_v4 is not counted"),
     ({"model_type": "lara_mini", "num_hidden_layers": 5, "num_attention_heads": 4, "hidden_size": 64}, "layer_types"),
 ]
@@ -333,7 +334,8 @@ def test_what_cannot_be_read_is_a_named_error(config, words):
 
 
 def test_a_family_nobody_knows_is_read_if_nothing_in_it_is_unusual():
-    config = {**LLAMA, "model_type": "next_year", "q_lora_rank": None, "moe_intermediate_size": 64}
+    config = {**LLAMA, "model_type": "next_year", "q_lora_rank": None, "num_local_experts": 8}
+    config["architectures"] = ["NextYearForCausalLM"]
     assert KVCacheSpec.from_config(config).bytes_per_token() == spec_of().bytes_per_token()
 
 

@@ -256,6 +256,14 @@ def test_variants_within_a_family_agree_too(family, overrides):
     assert_bytes_agree(build(family, **overrides))
 
 
+def test_falcon_40b_s_kv_heads_are_held_once_per_query_head_by_transformers_alone():
+    """A KV head serves a group of query heads; this one family of transformers copies it before it is cached."""
+    model = build("falcon", new_decoder_architecture=True, num_kv_heads=KV_HEADS)
+    spec = KVCacheSpec.from_config(model.config)
+    held = kept_bytes(cache_after(model, ABOVE))
+    assert held == spec.cache_bytes(ABOVE, dtype="float32") * HEADS // KV_HEADS
+
+
 @pytest.mark.parametrize("family", sorted({*LEFT_OUT, *NO_CACHE_CODE}))
 def test_families_left_out_get_a_named_error_and_no_figure(family):
     with pytest.raises(UnreadableConfigError):
