@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,6 +88,7 @@ class Watch:
     outside: list[Access] = field(default_factory=list)
     loads: dict[str, dict[tuple[int, ...], set[int]]] = field(default_factory=lambda: defaultdict(dict))
     stores: dict[str, dict[tuple[int, ...], set[int]]] = field(default_factory=lambda: defaultdict(dict))
+    loaded: Counter[str] = field(default_factory=Counter)  # numbers loaded, counting one again when it is loaded again
 
     def raise_if_outside(self) -> None:
         """Raise OutsideAccessError for the first access outside, if there was one."""
@@ -109,6 +110,8 @@ class Watch:
                 seen = self.loads if kind == "load" else self.stores
                 places = (addresses[here].astype(np.int64) - first) // size
                 seen[name].setdefault(program, set()).update(places.tolist())
+                if kind == "load":
+                    self.loaded[name] += len(places)
             inside |= here
         for address in addresses[wanted & ~inside].ravel().tolist():
             self.outside.append(self._nearest(kind, program, int(address)))
@@ -209,7 +212,9 @@ class Outcome:
         return torch.equal(self.yours, self.expected) and not self.outside
 
     def __str__(self) -> str:
-        lines = [f"puzzle {self.puzzle.name}: x {list(self.x.shape)}, {self.puzzle.grid[0]} programs"]
+        lines = [
+            f"puzzle {self.puzzle.name}: x {list(self.x.shape)}, {self.puzzle.grid[0]} program{'s'[: self.puzzle.grid[0] - 1]}"
+        ]
         if not self.stored and not self.outside:
             return lines[0] + "\n  nothing was stored in out yet"
         difference = self.yours - self.expected

@@ -333,7 +333,7 @@ class _Common:
 #
 # A decode program waits for memory, so it wants many bytes on their way: 16 KiB of K and 16 KiB of V for each tile, and
 # `num_stages` lets the next tile's copy start before this one is used. A mixed program computes, so it wants many rows:
-# 64 of them leave room for tiles of half that size. Checked by tests/compile_kernels.py: with these sizes no 16-bit
+# 64 of them leave room for tiles of half that size. Checked by compile_kernels.py: with these sizes no 16-bit
 # kernel spills a register, and every one fits the on-chip memory of each chip.
 
 

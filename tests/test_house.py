@@ -26,7 +26,7 @@ CHAPTERS = [
     {"fragmentation"},  # 6
     {"block_manager", "paged_cache"},  # 7
     {"paged_attention", "model_runner"},  # 8
-    {"triton_kernels", "puzzles"},  # 9
+    {"triton_kernels", "compile_kernels", "puzzles"},  # 9
     {"scheduler", "engine"},  # 10
     {"beam_search"},  # 11
     {"speculative"},  # 12
@@ -78,7 +78,7 @@ def without(*blocked, code):
 
 
 def test_the_library_needs_no_triton_ipywidgets_or_matplotlib():
-    modules = [n for n in ORDER if (PACKAGE / f"{n}.py").exists() and n != "triton_kernels"]
+    modules = [n for n in ORDER if (PACKAGE / f"{n}.py").exists() and n not in ("triton_kernels", "compile_kernels")]
     code = "import minipaged\n" + "\n".join(f"import minipaged.{name}" for name in sorted(modules))
     without("triton", "ipywidgets", "matplotlib", "IPython", code=code)
 

@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton has wheels for Linux only")
 
 ROOT = Path(__file__).resolve().parent.parent
-# The whole table is `python -m tests.compile_kernels`, about two minutes. These are its corners: an old chip without
+# The whole table is `python -m minipaged.compile_kernels`, two minutes. These are its corners: an old chip without
 # bf16, the first with bf16, the newest two, another maker's; the widest heads everywhere.
 CORNERS = [("sm_75", "fp16"), ("sm_80", "bf16"), ("sm_90", "fp16"), ("sm_120", "bf16"), ("gfx942", "fp16")]
 KERNELS = ["store_kernel", "decode_kernel", "split_kernel", "merge_kernel", "mixed_kernel"]
@@ -23,7 +23,7 @@ KERNELS = ["store_kernel", "decode_kernel", "split_kernel", "merge_kernel", "mix
 def compile_rows(*args):
     """In a process of its own: the interpreter and the compiler cannot both be loaded in one."""
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-m", "tests.compile_kernels", *args], cwd=ROOT, capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "minipaged.compile_kernels", *args], cwd=ROOT, capture_output=True,
                           text=True, env=environment)  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -47,3 +47,13 @@ def test_float32_fits_and_is_not_rounded_to_tf32():
     rows = compile_rows("sm_90", "fp32", "128") + compile_rows("gfx942", "fp32", "128")
     for row in rows:
         assert row["shared"] <= row["limit"] and not row["tf32"], row
+
+
+def test_the_gpu_benchmark_runs_on_a_cpu_at_tiny_sizes():
+    """Its times are not a number there; what it checks first is right, and the table has its rows."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, ROOT / "benchmarks/paged_attention_gpu.py", "--smoke"], capture_output=True,
+                          text=True, env=environment)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count(", right") == 4 and "WRONG" not in done.stdout
+    assert done.stdout.count("| fp16 |") == 4

@@ -136,7 +136,7 @@ def test_no_key_is_read_twice_for_the_heads_of_a_group(kernel):
     case = Launched(heads=(28, 4), lens=[70, 40], kernel=kernel, q_lens=[1, 1])
     case.run()
     reads = [place for read in case.watch.loads["k_cache"].values() for place in read]
-    assert len(reads) == len(set(reads)) == (70 + 40) * 4 * 16
+    assert len(reads) == len(set(reads)) == case.watch.loaded["k_cache"] == (70 + 40) * 4 * 16
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -187,6 +187,12 @@ def test_scores_far_below_any_sentinel_are_exact(kernel, score):
     query = torch.tensor([[[score]], [[0.0]]])[: cu[1]]
     out = launch(query, k_cache, v_cache, batch, scale=1.0, **KERNELS[kernel])
     assert out[0].item() == 1.0
+
+
+def test_a_tile_that_lies_before_a_row_s_window_weighs_nothing():
+    """Behaviour 16: rows 16 and later of this tile see no key of the first tile of keys: all their scores are -inf."""
+    case = Launched((2, 2), (256, 256), lens=[64], q_lens=[64], dtype=torch.float16, kernel="mixed")
+    assert case.error(sliding_window=3, use_dot=True) < LIMIT[torch.float16]
 
 
 @pytest.mark.parametrize("num_splits", [2, 5, 64])

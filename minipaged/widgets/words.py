@@ -106,6 +106,19 @@ WORDS: dict[str, str] = {
     "08.stepper.backward": "from the last to the first",
     "08.stepper.shuffled": "shuffled",
     "08.stepper.forget": "forget to shrink",
+    # 09 Triton kernel
+    "09.program": "program",
+    "09.program.play": "play",
+    "09.program.above": (
+        "Each program of the launch handles one sequence and one KV head. Step through them: solid cells with a dot "
+        "are what that program read."
+    ),
+    # 10 continuous batching
+    "10.serve.above": "Twelve requests come one after another. No model runs here: the scheduler needs only lengths.",
+    "10.serve.blocks": "blocks",
+    "10.serve.chunk": "tokens a step",
+    "10.serve.policy": "policy",
+    "10.serve.load": "steps between arrivals",
 }
 
 

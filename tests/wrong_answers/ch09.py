@@ -1,0 +1,117 @@
+"""Plausible wrong answers to chapter 9's exercises, and what the check must say about each."""
+
+from __future__ import annotations
+
+from minipaged import puzzles
+
+if puzzles.has_triton():  # chooses the interpreter first
+    import triton.language as tl
+
+
+def load_forgets(x, out, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i))
+
+
+def load_one(x, out, SIZE: tl.constexpr):
+    tl.store(out, tl.load(x) + 10)
+
+
+def load_shifted(x, out, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE) + 1
+    tl.store(out + i, tl.load(x + i) + 10)
+
+
+def mask_none(x, out, n, SIZE: tl.constexpr):
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i) * 2)
+
+
+def mask_load_only(x, out, n, SIZE: tl.constexpr):
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * 2)
+
+
+def mask_same_places(x, out, n, SIZE: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
+def loop_first_tile(x, out, n, SIZE: tl.constexpr):
+    i = tl.program_id(0) * n + tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i) * 2)
+
+
+def loop_row_0(x, out, n, SIZE: tl.constexpr):
+    for first in range(0, n, SIZE):
+        i = first + tl.arange(0, SIZE)
+        tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
+def loop_no_mask(x, out, n, SIZE: tl.constexpr):
+    for first in range(0, n, SIZE):
+        i = tl.program_id(0) * n + first + tl.arange(0, SIZE)
+        tl.store(out + i, tl.load(x + i) * 2)
+
+
+def reduce_zeros(x, out, n, SIZE: tl.constexpr):
+    top = float("-inf")
+    for first in range(0, n, SIZE):
+        i = first + tl.arange(0, SIZE)
+        top = tl.maximum(top, tl.max(tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=0.0), axis=0))
+    tl.store(out + tl.program_id(0), top)
+
+
+def reduce_last(x, out, n, SIZE: tl.constexpr):
+    top = float("-inf")
+    for first in range(0, n, SIZE):
+        i = first + tl.arange(0, SIZE)
+        top = tl.max(tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=float("-inf")), axis=0)
+    tl.store(out + tl.program_id(0), top)
+
+
+def reduce_first(x, out, n, SIZE: tl.constexpr):
+    tl.store(out + tl.program_id(0), tl.max(tl.load(x + tl.program_id(0) * n + tl.arange(0, SIZE)), axis=0))
+
+
+def crashes(x, out, n, SIZE: tl.constexpr):
+    tl.store(out + tl.arange(0, SIZE), nothing)  # noqa: F821
+
+
+WRONG = {
+    "check_09_load": [
+        (load_forgets, "add 10 first"),
+        (load_one, "One program handles all eight numbers"),
+        (load_shifted, "program 0 loads x[8]"),
+    ],
+    "check_09_mask": [
+        (mask_none, "give tl.load a mask"),
+        (mask_load_only, "the store is not"),
+        (mask_same_places, "begin at tl.program_id(0) * SIZE"),
+        (crashes, "NameError"),
+    ],
+    "check_09_loop": [
+        (loop_first_tile, "Only the first tile was done"),
+        (loop_row_0, "Every program did row 0"),
+        (loop_no_mask, "mask the places that are not below n"),
+    ],
+    "check_09_reduce": [
+        (reduce_zeros, "0 came from behind the row's end"),
+        (reduce_last, "last tile's largest"),
+        (reduce_first, "first tile's largest"),
+    ],
+    "check_09_query_heads": [
+        (lambda kv_head, heads, kv_heads: list(range(kv_head, heads, kv_heads)), "like cards"),
+        (lambda kv_head, heads, kv_heads: [kv_head], "serves a whole group"),
+        (lambda kv_head, heads, kv_heads: [kv_head * kv_heads + i for i in range(heads // kv_heads)], "numbered 0 to"),
+        (lambda kv_head, heads, kv_heads: kv_head, "a list of query heads is expected"),
+    ],
+    "check_09_bytes_read": [
+        (lambda lens, heads, dim, size: sum(lens) * heads * dim * size, "V is read too"),
+        (lambda lens, heads, dim, size: 2 * sum(lens) * heads * dim, "each has several bytes"),
+        (lambda lens, heads, dim, size: 2 * max(lens) * len(lens) * heads * dim * size, "padded every sequence"),
+        (lambda lens, heads, dim, size: 16 * sum(lens) * heads * dim * size, "Those are bits"),
+        (lambda lens, heads, dim, size: sum(lens), "Two tensors"),
+        (lambda lens, heads, dim, size: "many", "a number of bytes"),
+    ],
+}
