@@ -294,7 +294,7 @@ def _pool_with_new(batch: Batch, num_blocks: int, block_size: int) -> list[Run]:
         for position in range(len(table) * block_size):
             slot = table[position // block_size] * block_size + position % block_size
             state = "reserved" if position >= length else "copy" if slot in new else "used"
-            runs.append(Run(slot, 1, state, owner))
+            runs.append(Run(slot, 1, state, owner, letter(owner) if state != "reserved" else ""))
     named = {block for table in batch.block_tables for block in table}
     runs += [Run(block * block_size, block_size, "free") for block in range(num_blocks) if block not in named]
     return runs
