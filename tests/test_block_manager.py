@@ -37,26 +37,35 @@ def assert_sound(manager):
         assert len(table) == blocks_needed(manager.num_tokens(seq), manager.block_size)
         slots = manager.slot_mapping(seq, 0, manager.num_tokens(seq))
         assert len(set(slots)) == len(slots), "two tokens in one slot"
+    if manager.host_pool:  # the same holds in host memory
+        away = [block_id for table in manager._host_tables.values() for block_id in table]
+        assert sorted([*away, *manager.host_pool.free_ids]) == list(range(len(manager.host_pool.blocks)))
 
 
 def state(manager):
     """Everything a caller could notice, the order of the free blocks included."""
     tables = {seq: (manager.block_table(seq), manager.num_tokens(seq)) for seq in manager.seq_ids}
-    return tables, list(manager.pool.free_ids), [b.ref_count for b in manager.pool.blocks]
+    host = (
+        {seq: list(table) for seq, table in manager._host_tables.items()},
+        list(getattr(manager.host_pool, "free_ids", ())),
+    )
+    return tables, list(manager.pool.free_ids), [b.ref_count for b in manager.pool.blocks], host
 
 
 class Machine(RuleBasedStateMachine):
-    """Any order of admitting, growing, cutting and freeing, against a model that only knows lengths."""
+    """Any order of admitting, growing, cutting, swapping and freeing, against a model that only knows lengths."""
 
     @initialize(
         num_blocks=st.integers(1, 12),
         block_size=st.sampled_from([1, 2, 3, 4, 16]),
         watermark=st.sampled_from([0, 0.01, 0.3]),
+        host=st.sampled_from([0, 3, 12]),
     )
-    def start(self, num_blocks, block_size, watermark):
+    def start(self, num_blocks, block_size, watermark, host):
         order = shuffled(num_blocks, seed=block_size)
-        self.manager = BlockManager(num_blocks, block_size, watermark=watermark, block_order=order)
-        self.lengths = {}
+        options = {"watermark": watermark, "block_order": order, "num_host_blocks": host}
+        self.manager = BlockManager(num_blocks, block_size, **options)
+        self.lengths, self.away, self.host = {}, {}, host  # in the pool; in host memory; blocks there
         self.next_id = 0
 
     def free_blocks(self):
@@ -113,6 +122,50 @@ class Machine(RuleBasedStateMachine):
         seq = data.draw(st.sampled_from(sorted(self.lengths)))
         self.manager.free(seq)
         del self.lengths[seq]
+        self.refuses(InvalidInputError, self.manager.free, seq)
+
+    @precondition(lambda self: self.lengths)
+    @rule(data=st.data())
+    def swap_out(self, data):
+        size = self.manager.block_size
+        seqs = data.draw(st.lists(st.sampled_from(sorted(self.lengths)), unique=True, min_size=1, max_size=3))
+        needed = sum(blocks_needed(self.lengths[seq], size) for seq in seqs)
+        free = self.host - sum(blocks_needed(n, size) for n in self.away.values())
+        fits = self.host > 0 and needed <= free
+        assert self.manager.can_swap_out(seqs) == fits
+        if not fits:  # all or none
+            error = OutOfBlocksError if self.host else InvalidInputError
+            self.refuses(error, self.manager.swap_out, seqs)
+            return
+        before = [block for seq in seqs for block in self.manager.block_table(seq)]
+        pairs = self.manager.swap_out(seqs)
+        assert [source for source, _ in pairs] == before and len({target for _, target in pairs}) == needed
+        for seq in seqs:
+            self.away[seq] = self.lengths.pop(seq)
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def swap_in(self, data):
+        seq = data.draw(st.sampled_from(sorted(self.away)))
+        needed = blocks_needed(self.away[seq], self.manager.block_size)
+        assert self.manager.blocks_to_swap_in(seq, self.away[seq]) == needed
+        for call in (self.manager.block_table, self.manager.append_slots, self.manager.num_tokens):
+            self.refuses(InvalidInputError, call, seq)
+        self.refuses(InvalidInputError, self.manager.allocate, seq, range(3))
+        if needed > self.free_blocks():
+            self.refuses(OutOfBlocksError, self.manager.swap_in, [seq])
+            return
+        held = list(self.manager._host_tables[seq])
+        pairs = self.manager.swap_in([seq])
+        assert pairs == list(zip(held, self.manager.block_table(seq), strict=True))
+        self.lengths[seq] = self.away.pop(seq)
+
+    @precondition(lambda self: self.away)
+    @rule(data=st.data())
+    def free_one_that_is_away(self, data):
+        seq = data.draw(st.sampled_from(sorted(self.away)))
+        self.manager.free(seq)
+        del self.away[seq]
         self.refuses(InvalidInputError, self.manager.free, seq)
 
     @precondition(lambda self: self.lengths)
