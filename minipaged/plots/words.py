@@ -749,10 +749,10 @@ WORDS: dict[str, str] = {
     "10.slower.together": "in company",
     "10.slower.gone": "gave way",
     "10.slower.axis": "time from start to end",
-    "10.slower.title": "Everybody got slower; {worst} the most, {times:.1f} times",
+    "10.slower.title": "{worst} pays the most for the company: {times:.1f} times its time alone",
     "10.slower.sentence": (
-        "Every request takes longer in company: at least {least:.1f} times as long, and {worst} {times:.1f} times; {n} "
-        "of them gave way."
+        "In company a request takes {least:.1f} to {times:.1f} times as long as alone; {worst} pays the most; {n} of "
+        "them gave way."
     ),
     "10.cost.swap": "swap out and in",
     "10.cost.recompute": "recompute",
