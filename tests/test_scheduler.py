@@ -221,6 +221,22 @@ def test_swapping_keeps_what_was_computed_and_a_full_host_pool_recomputes():
         assert second.status is (SequenceStatus.SWAPPED if host else SequenceStatus.WAITING)
 
 
+def test_an_older_one_that_had_to_recompute_is_not_the_newest_when_it_returns():
+    """C is swapped out, B then finds the host pool full; C returns before B, and still C is the newer one."""
+    scheduler = Scheduler(BlockManager(14, 2, watermark=0, num_host_blocks=4), 8, 64, preemption="swap")
+    sequences = [sequence(i, *lengths) for i, lengths in enumerate([(5, 15), (8, 12), (2, 11)])]
+    for seq in sequences:
+        scheduler.add(seq)
+    alone, together = False, False
+    while scheduler.unfinished:
+        take_step(scheduler)
+        assert_each_in_one_place(scheduler, sequences)
+        running = [seq.seq_id for seq in scheduler.running]
+        alone |= running == [0, 2]
+        together |= alone and running[-2:] == [1, 2]
+    assert alone and together
+
+
 def test_a_static_batch_is_closed_until_all_of_it_is_done():
     _, history = run(Scheduler(BlockManager(40), 2, 64, batching="static"), [(2, 3), (2, 5), (2, 1), (2, 2)])
     assert [sorted({seq for seq, _ in step}) for step in history] == [[0, 1]] * 3 + [[1]] * 2 + [[2, 3], [3]]
