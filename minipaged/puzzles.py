@@ -212,9 +212,8 @@ class Outcome:
         return torch.equal(self.yours, self.expected) and not self.outside
 
     def __str__(self) -> str:
-        lines = [
-            f"puzzle {self.puzzle.name}: x {list(self.x.shape)}, {self.puzzle.grid[0]} program{'s'[: self.puzzle.grid[0] - 1]}"
-        ]
+        programs = self.puzzle.grid[0]
+        lines = [f"puzzle {self.puzzle.name}: x {list(self.x.shape)}, {programs} program{'s'[: programs - 1]}"]
         if not self.stored and not self.outside:
             return lines[0] + "\n  nothing was stored in out yet"
         difference = self.yours - self.expected

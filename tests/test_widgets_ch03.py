@@ -27,7 +27,8 @@ def test_the_explorers_shares_are_the_librarys(scores, masked):
 
 def test_the_explorer_starts_at_the_last_row_and_follows_every_control(scores):
     panel = attention_explorer(scores, TOKENS, layer=1, head=2)
-    assert "Layer 1, head 2: in its row, “3 four” gives" in panel.sentence and "no token stands after it" in panel.sentence
+    assert "Layer 1, head 2: in its row, “3 four” gives" in panel.sentence
+    assert "no token stands after it" in panel.sentence
     panel.controls["token"].value = 1
     panel.controls["layer"].value = 0
     panel.controls["head"].value = 1

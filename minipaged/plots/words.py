@@ -424,7 +424,9 @@ WORDS: dict[str, str] = {
     "05.ratio.off": "does not fit",
     "05.ratio.sentence": "K and V against weights: {rows}.",
     "05.heads.kept": "{numbers:,} numbers, {share} %",
-    "05.heads.title": "{query_heads} query heads, one token: {most:,} numbers are kept, or only {least:,} (drawn to scale)",
+    "05.heads.title": (
+        "{query_heads} query heads, one token: {most:,} numbers are kept, or only {least:,} (drawn to scale)"
+    ),
     "05.heads.row": "{name} keeps K and V of {kv_heads} KV heads, {numbers:,} numbers",
     "05.heads.row.one": "{name} keeps K and V of one KV head, {numbers:,} numbers",
     "05.heads.latent": "{name} keeps one latent of {numbers:,} numbers",
