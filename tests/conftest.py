@@ -8,6 +8,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported, here and 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # before anything imports Triton: its interpreter is chosen when it loads
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,14 @@ def test_no_file_speaks_of_one_machine():
         if path.suffix not in {".png", ".gif", ".safetensors"} and path.is_file():
             text = path.read_text(encoding="utf-8", errors="ignore")
             assert not [mark for mark in marks if mark in text], name
+
+
+def test_links_of_the_readme_resolve_and_its_pictures_have_alt_text():
+    root = PACKAGE.parent
+    text = (root / "README.md").read_text(encoding="utf-8")
+    for alt, target in re.findall(r"(!?\[[^\]]*\])\(([^)\s]+)\)", text):
+        assert not alt.startswith("![") or len(alt) > 10, target
+        if not target.startswith(("http", "#")):
+            assert (root / target.partition("#")[0]).exists(), target
+    for notebook in (root / "notebooks").glob("[0-9][0-9]_*.ipynb"):
+        assert f"(notebooks/{notebook.name})" in text, f"{notebook.name} is not in the chapter table"

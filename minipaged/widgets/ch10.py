@@ -50,7 +50,9 @@ def serve_twelve(requests: Sequence[tuple[int, int]] = REQUESTS, block_size: int
 
     controls = {
         "blocks": slider("blocks", 30, 14, 80),
-        "chunk": widgets.SelectionSlider(options=[4, 8, 16, 32, 64, 128], value=32, description=say("10.serve.chunk")),
+        "chunk": widgets.SelectionSlider(
+            options=[4, 8, 16, 32, 64, 128], value=32, description=say("10.serve.chunk"), continuous_update=False
+        ),
         "policy": widgets.Dropdown(options=list(POLICIES), description=say("10.serve.policy")),
         "load": slider("load", 3, 0, 30),
     }
