@@ -30,6 +30,7 @@ def run(path: Path) -> float:
         kernel_name="python3",
         store_widget_state=False,
         resources={"metadata": {"path": str(path.parent)}},
+        extra_arguments=["--IPKernelApp.log_level=40"],  # no advice about the kernel's transport
     ).execute()
     tidy(notebook)
     aside = path.with_suffix(".partial")
