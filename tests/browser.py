@@ -95,12 +95,19 @@ class Notebook:
         self.page.goto(f"{address}/lab/tree/{name}?token=course&reset", wait_until="domcontentloaded")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
         self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=90_000)
+        # Asked to run before its kernel is connected, JupyterLab opens a dialog instead.
+        self.page.wait_for_selector('#jp-main-statusbar :text("| Idle")', timeout=90_000)
 
     def run_all(self, seconds: int = 150) -> None:
         """Restart the kernel's work from the top: Run, Run All Cells; wait until the last cell has run."""
         self.page.click('.lm-MenuBar-itemLabel:text-is("Run")')
         self.page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
-        self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="busy"]', timeout=30_000)
+        busy = self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="busy"]')
+        dialog = self.page.locator(".jp-Dialog button.jp-mod-accept")
+        busy.or_(dialog).first.wait_for(timeout=30_000)
+        if dialog.count():
+            dialog.first.click()
+            busy.first.wait_for(timeout=30_000)
         self.page.wait_for_selector('.jp-Notebook-ExecutionIndicator[data-status="idle"]', timeout=seconds * 1000)
         assert not self.failed_cells(), self.failed_cells()
 

@@ -71,7 +71,7 @@ class Calculator:
     def gib(self):
         return float(re.search(r"tokens need ([\d,.]+) GiB", self.sentence())[1].replace(",", ""))
 
-    def wait_for_other(self, tokens, seconds=10.0):
+    def wait_for_other(self, tokens, seconds=30.0):
         """The sequence length once it is no longer `tokens`."""
         end = time.monotonic() + seconds
         while self.tokens() == tokens:
@@ -84,6 +84,10 @@ class Calculator:
         self.readout.press("ControlOrMeta+a")
         self.readout.press_sequentially(text)
         self.readout.press("Enter")
+        end = time.monotonic() + 30
+        while self.tokens() != int(text):
+            assert time.monotonic() < end, f"typed {text}, still {self.sentence()!r}"
+            time.sleep(0.05)
 
 
 def half_a_mib(tokens):
