@@ -90,6 +90,8 @@ def check_10_pool_for_promise(answer: Callable[..., int]) -> None:
         (3, 30, 3, 16, 0.0),
         (8, 100, 60, 16, 0.01),
         (40, 30, 2, 16, 0.05),
+        (5, 131, 125, 16, 0.1),
+        (3, 194, 25, 16, 0.2),
     ]
     for count, prompt, output, size, watermark in cases:
         got = attempt(answer, count, prompt, output, size, watermark)
@@ -133,6 +135,7 @@ def check_10_admission(answer: Callable[..., int]) -> None:
         ([2, 2], 5, 2, 1, 8, "after the first 3 are free, and the second would leave 1 of the 2 for the watermark"),
         ([3], 5, 2, 1, 8, "3 + 2 are exactly 5: equal is enough"),
         ([6], 6, 2, 0, 8, "nobody runs, so nobody needs the watermark; else this one would wait for ever"),
+        ([3, 2], 5, 1, 0, 8, "the first comes in to nobody; for the second somebody runs, and the watermark counts"),
         ([1, 1, 1], 9, 0, 2, 4, "at most max_num_seqs run at a time"),
         ([], 9, 1, 0, 8, "the queue is empty"),
     ]
@@ -188,5 +191,5 @@ def check_10_who_gives_way(answer: dict[str, str]) -> None:
     for case, want in right.items():
         if answer[case] is ...:
             raise NotAttempted
-        if str(answer[case]).strip() != want:
+        if str(answer[case]).strip().lower() != want.lower():
             raise Mistake(f"{case}: {want} gives way, you say {answer[case]}; {why[case]}")

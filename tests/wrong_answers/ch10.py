@@ -65,7 +65,8 @@ WRONG = {
         (lambda w, f, k, r, m: admitted(w, f, 0, r, m), "for the watermark"),
         (lambda w, f, k, r, m: admitted(w, f - 1, k, r, m), "equal is enough"),
         (lambda w, f, k, r, m: admitted(w, f, k, r + 1, m + 1), "wait for ever"),
-        (lambda w, f, k, r, m: admitted(w, f, k, r, 99), "max_num_seqs"),
+        (lambda w, f, k, r, m: admitted(w, f, k if r else 0, r, m), "for the second somebody runs"),
+        (lambda w, f, k, r, m: admitted(w, f, k, r, 99), "at most max_num_seqs"),
     ],
     "check_10_who_gives_way": [
         (RIGHT | {"A wants a block": "A"}, "D came last"),
