@@ -15,7 +15,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -180,8 +180,17 @@ class Puzzle:
     arguments: tuple[int, ...]
 
     def x(self, seed: int = 0) -> torch.Tensor:
-        """Its input: whole numbers below zero, so that a forgotten start value shows."""
-        return -torch.randint(1, 99, self.shape, generator=torch.Generator().manual_seed(seed)).float()
+        """Its input: whole numbers below zero, in row 1 below -200, so that a wrong start value shows."""
+        x = -torch.randint(1, 99, self.shape, generator=torch.Generator().manual_seed(seed)).float()
+        if x.dim() == 2:
+            x[1] -= 200
+        return x
+
+    def resized(self, n: int, size: int) -> Puzzle:
+        """The same task for another length `n` and another tile `size`."""
+        if len(self.shape) == 1:
+            return replace(self, shape=(n,), grid=(-(-n // size),), arguments=(n, size))
+        return replace(self, shape=(self.shape[0], n), arguments=(n, size))
 
 
 PUZZLES = {
@@ -205,11 +214,12 @@ class Outcome:
     expected: torch.Tensor
     outside: list[Access]
     stored: bool
+    foreign: list[str]  # accesses inside the tensors, but in a row that belongs to another program
 
     @property
     def right(self) -> bool:
-        """Every number as expected, and nothing outside."""
-        return torch.equal(self.yours, self.expected) and not self.outside
+        """Every number as expected, nothing outside, and no program in another program's row."""
+        return torch.equal(self.yours, self.expected) and not self.outside and not self.foreign
 
     def __str__(self) -> str:
         programs = self.puzzle.grid[0]
@@ -223,15 +233,16 @@ class Outcome:
                 lines.append(f"  {label if i == 0 else '':<10} {numbers}")
         lines += [f"  outside: {access}" for access in self.outside[:3]]
         lines += [f"  outside: {len(self.outside) - 3} more"] if len(self.outside) > 3 else []
+        lines += [f"  another row: {access}" for access in self.foreign[:1]]
         return "\n".join([*lines, "  right" if self.right else "  not yet"])
 
 
-def run(name: str, kernel: Any, seed: int = 0) -> Outcome:
+def run(task: str | Puzzle, kernel: Any, seed: int = 0) -> Outcome:
     """Run a kernel, with or without `@triton.jit`, on a puzzle's input, in the interpreter, watched."""
     interpreter()
     import triton
 
-    puzzle = PUZZLES[name]
+    puzzle = PUZZLES[task] if isinstance(task, str) else task
     x = puzzle.x(seed)
     expected = puzzle.spec(x)
     out = torch.full_like(expected, torch.nan)
@@ -239,7 +250,22 @@ def run(name: str, kernel: Any, seed: int = 0) -> Outcome:
     with watching() as watch:
         launch[puzzle.grid](x, out, *puzzle.arguments)
     stored = bool(watch.stores) or any(access.kind == "store" for access in watch.outside)
-    return Outcome(puzzle, x, out, expected, watch.outside, stored)
+    return Outcome(puzzle, x, out, expected, watch.outside, stored, _foreign(watch, x, out))
+
+
+def _foreign(watch: Watch, *tensors: torch.Tensor) -> list[str]:
+    """Where program r touched a row other than r of a matrix, the first place of each program."""
+    found = []
+    for name, tensor in watch.buffers.items():
+        if tensor.dim() != 2 or not any(tensor is given for given in tensors):
+            continue
+        for kind, seen in (("load", watch.loads[name]), ("store", watch.stores[name])):
+            for program, places in sorted(seen.items()):
+                others = sorted(place for place in places if place // tensor.shape[1] != program[0])
+                if others:
+                    row = others[0] // tensor.shape[1]
+                    found.append(f"program {program[0]} {kind}s {name}[{others[0]}], which belongs to row {row}")
+    return found
 
 
 def show(name: str, kernel: Any) -> None:

@@ -39,18 +39,46 @@ def _puzzle(name: str, kernel: Any, why: Any) -> None:
         raise Mistake(f"expected a kernel, got {type(kernel).__name__}: write a function with @triton.jit above it")
     if not puzzles.has_triton():
         raise Mistake("this puzzle runs in Triton's interpreter, and Triton is not installed here (Linux only)")
-    for seed in (0, 1):
-        try:
-            outcome = puzzles.run(name, kernel, seed)
-        except Exception as error:
-            raise Mistake(f"your kernel raised {type(error).__name__}: {error}") from error
-        if not outcome.stored:
-            raise NotAttempted
-        if outcome.outside:
-            more = f", and {len(outcome.outside) - 1} more outside" if len(outcome.outside) > 1 else ""
-            raise Mistake(f"{outcome.outside[0]}{more}. {why(outcome)}".rstrip())
-        if not outcome.right:
-            raise Mistake(f"{_first_wrong(outcome)}. {why(outcome)}".rstrip())
+    puzzle = puzzles.PUZZLES[name]
+    tasks = [puzzle] if name == "load" else [puzzle, *(puzzle.resized(n, size) for n, size in ((13, 4), (1100, 256)))]
+    for task in tasks:
+        for seed in (0, 1):
+            _once(task, kernel, seed, why)
+
+
+def _once(task: puzzles.Puzzle, kernel: Any, seed: int, why: Any) -> None:
+    first = task in puzzles.PUZZLES.values()
+    case = "" if first else f"with n = {task.arguments[0]} and SIZE = {task.arguments[1]}: "
+    try:
+        outcome = puzzles.run(task, kernel, seed)
+    except Exception as error:
+        raise Mistake(f"{case}your kernel raised {type(error).__name__}: {error}") from error
+    if first and not outcome.stored:
+        raise NotAttempted
+    if outcome.right:
+        return
+    if outcome.outside:
+        more = f", and {len(outcome.outside) - 1} more outside" if len(outcome.outside) > 1 else ""
+        what = f"{outcome.outside[0]}{more}"
+    elif outcome.foreign:
+        what = outcome.foreign[0]
+    else:
+        what = _first_wrong(outcome)
+    raise Mistake(f"{case}{what}. {why(outcome) if first else _why_resized(outcome, why)}".rstrip())
+
+
+def _why_resized(outcome: puzzles.Outcome, why: Any) -> str:
+    """The kernel was right with n = 20 and SIZE = 8, and is not with other numbers."""
+    n, size = outcome.puzzle.arguments
+    if outcome.outside or outcome.foreign:
+        return f"With n = 20 it was right: write n wherever you wrote 20 (here n is {n})"
+    if outcome.yours.dim() == 2 and size == 256:
+        done = int((~outcome.yours[0].isnan()).sum())
+        if done < n and outcome.yours[:, done:].isnan().all():
+            return f"Only the first {done} places of a row were done, and a row may be longer than any tile: loop to n"
+    if outcome.yours.isnan().any():
+        return f"With SIZE = 8 it was right: write SIZE wherever you wrote 8 (here SIZE is {size})"
+    return why(outcome)
 
 
 def _first_wrong(outcome: puzzles.Outcome) -> str:
@@ -82,22 +110,30 @@ def _why_mask(outcome: puzzles.Outcome) -> str:
 def _why_loop(outcome: puzzles.Outcome) -> str:
     if outcome.outside:
         return "The last tile of a row has more places than numbers: mask the places that are not below n"
-    if outcome.yours[:, 8:].isnan().all():
-        return "Only the first tile was done: go on with `for first in range(0, n, SIZE):`"
     if outcome.yours[1:].isnan().all():
         return "Every program did row 0: a row begins at tl.program_id(0) * n"
+    if outcome.foreign:
+        return "The mask must compare the place in the row (i), not in the tensor, with n"
+    if outcome.yours[:, 8:].isnan().all():
+        return "Only the first tile was done: go on with `for first in range(0, n, SIZE):`"
     return "Place i of row r is x[r * n + i]"
 
 
 def _why_reduce(outcome: puzzles.Outcome) -> str:
     if outcome.outside:
         return "The last tile has more places than numbers: give tl.load a mask"
-    if torch.equal(outcome.yours, torch.zeros(3)):
-        return "All numbers are below zero, and 0 came from behind the row's end: load float('-inf') there (other=...)"
-    if torch.equal(outcome.yours, outcome.x[:, 16:].amax(dim=1)):
+    if outcome.foreign:
+        return "Row r begins at r * n, and the mask compares the place in the row (i), not in the tensor, with n"
+    n, size = outcome.puzzle.arguments
+    stray = [top for top, row in zip(outcome.yours.tolist(), outcome.x.tolist(), strict=True) if top not in row]
+    if stray and stray[0] == stray[0]:
+        start = "is your starting number or came from behind the row's end"
+        return f"{stray[0]:g} {start}: use float('-inf') for both"
+    if torch.equal(outcome.yours, outcome.x[:, (n - 1) // size * size :].amax(dim=1)):
         return "That is the last tile's largest: keep the larger of it and what you had"
-    if torch.equal(outcome.yours, outcome.x[:, :8].amax(dim=1)):
-        return "That is the first tile's largest: the other tiles count too"
+    for tile in (8, 16, 32, 64, 128, 256, 512, 1024):
+        if tile < n and torch.equal(outcome.yours, outcome.x[:, :tile].amax(dim=1)):
+            return f"That is the first tile's largest, of {tile} places: the other tiles count too"
     return "Keep one number through the loop: the largest so far"
 
 
@@ -133,6 +169,7 @@ def check_09_bytes_read(answer: Any) -> None:
     """`answer(lens, num_kv_heads, head_dim, num_bytes)` -> bytes of K and V that one layer's decode step must read."""
     for lens, kv_heads, dim, size in (([1000, 50, 7], 3, 64, 4), ([100], 8, 128, 2), ([17], 1, 16, 2)):
         got = attempt(answer, list(lens), kv_heads, dim, size)
+        got = got.item() if hasattr(got, "item") and getattr(got, "ndim", 1) == 0 else got  # numpy's and torch's numbers
         if isinstance(got, bool) or not isinstance(got, (int, float)):
             raise Mistake(f"you return {got!r}; a number of bytes is expected")
         want = 2 * sum(lens) * kv_heads * dim * size

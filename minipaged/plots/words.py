@@ -683,8 +683,8 @@ WORDS: dict[str, str] = {
     "09.levels.axis": "bytes",
     "09.levels.title": "{chip}: {far} holds {times:,.0f} times as much as all {near} together",
     "09.levels.sentence": (
-        "On an {chip}, {far} holds {times:,.0f} times as many bytes as all {near} together; the nearer a memory is to "
-        "the arithmetic, the smaller and the faster it is."
+        "On an {chip}, {far} holds {times:,.0f} times as many bytes as all {near} together; the three memories on the "
+        "chip hold tens of MiB each, the HBM tens of GiB."
     ),
     "09.floors.moving": "read K and V once",
     "09.floors.computing": "compute with them",

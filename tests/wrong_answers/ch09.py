@@ -37,6 +37,16 @@ def mask_same_places(x, out, n, SIZE: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
 
 
+def mask_fixed_20(x, out, n, SIZE: tl.constexpr):
+    i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(out + i, tl.load(x + i, mask=i < 20) * 2, mask=i < 20)
+
+
+def mask_fixed_8(x, out, n, SIZE: tl.constexpr):
+    i = tl.program_id(0) * 8 + tl.arange(0, 8)
+    tl.store(out + i, tl.load(x + i, mask=i < n) * 2, mask=i < n)
+
+
 def loop_first_tile(x, out, n, SIZE: tl.constexpr):
     i = tl.program_id(0) * n + tl.arange(0, SIZE)
     tl.store(out + i, tl.load(x + i) * 2)
@@ -54,7 +64,56 @@ def loop_no_mask(x, out, n, SIZE: tl.constexpr):
         tl.store(out + i, tl.load(x + i) * 2)
 
 
-def reduce_zeros(x, out, n, SIZE: tl.constexpr):
+def loop_mask_in_tensor(x, out, n, SIZE: tl.constexpr):
+    for first in range(0, n, SIZE):
+        i = tl.program_id(0) * n + first + tl.arange(0, SIZE)
+        tl.store(out + i, tl.load(x + i, mask=i < 3 * n) * 2, mask=i < 3 * n)
+
+
+def loop_fixed_20_and_8(x, out, n, SIZE: tl.constexpr):
+    for first in range(0, 20, 8):
+        i = first + tl.arange(0, 8)
+        place = tl.program_id(0) * 20 + i
+        tl.store(out + place, tl.load(x + place, mask=i < 20) * 2, mask=i < 20)
+
+
+def loop_steps_of_8(x, out, n, SIZE: tl.constexpr):
+    for first in range(0, n, 8):
+        i = first + tl.arange(0, SIZE)
+        place = tl.program_id(0) * n + i
+        tl.store(out + place, tl.load(x + place, mask=i < n) * 2, mask=i < n)
+
+
+def loop_one_tile_of_32(x, out, n, SIZE: tl.constexpr):
+    i = tl.arange(0, 32)
+    place = tl.program_id(0) * n + i
+    tl.store(out + place, tl.load(x + place, mask=i < n) * 2, mask=i < n)
+
+
+def reduce_from_minus_100(x, out, n, SIZE: tl.constexpr):
+    top = -100.0
+    for first in range(0, n, SIZE):
+        i = first + tl.arange(0, SIZE)
+        y = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=-100.0)
+        top = tl.maximum(top, tl.max(y, axis=0))
+    tl.store(out + tl.program_id(0), top)
+
+
+def reduce_mask_in_tensor(x, out, n, SIZE: tl.constexpr):
+    top = float("-inf")
+    for first in range(0, n, SIZE):
+        i = tl.program_id(0) * n + first + tl.arange(0, SIZE)
+        top = tl.maximum(top, tl.max(tl.load(x + i, mask=i < 3 * n, other=float("-inf")), axis=0))
+    tl.store(out + tl.program_id(0), top)
+
+
+def reduce_one_tile_of_32(x, out, n, SIZE: tl.constexpr):
+    i = tl.arange(0, 32)
+    y = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=float("-inf"))
+    tl.store(out + tl.program_id(0), tl.max(y, axis=0))
+
+
+def reduce_zeros(x, out, n, SIZE: tl.constexpr):  # top = 0.0 leaves the same numbers, so the message names both
     top = float("-inf")
     for first in range(0, n, SIZE):
         i = first + tl.arange(0, SIZE)
@@ -88,15 +147,24 @@ WRONG = {
         (mask_none, "give tl.load a mask"),
         (mask_load_only, "the store is not"),
         (mask_same_places, "begin at tl.program_id(0) * SIZE"),
+        (mask_fixed_20, "write n wherever you wrote 20"),
+        (mask_fixed_8, "write SIZE wherever you wrote 8"),
         (crashes, "NameError"),
     ],
     "check_09_loop": [
         (loop_first_tile, "Only the first tile was done"),
         (loop_row_0, "Every program did row 0"),
         (loop_no_mask, "mask the places that are not below n"),
+        (loop_mask_in_tensor, "program 0 loads x[20], which belongs to row 1. The mask must compare the place"),
+        (loop_fixed_20_and_8, "write n wherever you wrote 20"),
+        (loop_steps_of_8, "write SIZE wherever you wrote 8"),
+        (loop_one_tile_of_32, "Only the first 32 places of a row were done"),
     ],
     "check_09_reduce": [
-        (reduce_zeros, "0 came from behind the row's end"),
+        (reduce_zeros, "0 is your starting number or came from behind the row's end"),
+        (reduce_from_minus_100, "-100 is your starting number or came from behind"),
+        (reduce_mask_in_tensor, "program 0 loads x[20], which belongs to row 1"),
+        (reduce_one_tile_of_32, "first tile's largest, of 32 places"),
         (reduce_last, "last tile's largest"),
         (reduce_first, "first tile's largest"),
     ],
