@@ -169,7 +169,7 @@ def check_09_bytes_read(answer: Any) -> None:
     """`answer(lens, num_kv_heads, head_dim, num_bytes)` -> bytes of K and V that one layer's decode step must read."""
     for lens, kv_heads, dim, size in (([1000, 50, 7], 3, 64, 4), ([100], 8, 128, 2), ([17], 1, 16, 2)):
         got = attempt(answer, list(lens), kv_heads, dim, size)
-        got = got.item() if hasattr(got, "item") and getattr(got, "ndim", 1) == 0 else got  # numpy's and torch's numbers
+        got = got.item() if hasattr(got, "item") and getattr(got, "ndim", 1) == 0 else got  # numpy's, torch's
         if isinstance(got, bool) or not isinstance(got, (int, float)):
             raise Mistake(f"you return {got!r}; a number of bytes is expected")
         want = 2 * sum(lens) * kv_heads * dim * size
