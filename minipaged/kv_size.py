@@ -568,8 +568,8 @@ def _advice(load: Fit) -> list[str]:
 def _memory(text: str) -> float:
     """Bytes of a GPU by name, or of a size such as 24GiB or 24GB."""
     for unit, size in (("gib", GIB), ("gb", 10**9)):
-        number = text.lower().removesuffix(unit)
-        if number != text.lower() and number.replace(".", "", 1).isdigit():
+        number = text.lower().removesuffix(unit).rstrip()
+        if number != text.lower().rstrip() and number.replace(".", "", 1).isdecimal():
             return float(number) * size
     return find_gpu(text).memory_gib * GIB
 
@@ -613,6 +613,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lines(args: argparse.Namespace) -> list[str]:
+    _count(batch=args.batch, block_size=args.block_size)
+    if args.params is not None:
+        _positive(params=args.params)
     spec = KVCacheSpec.from_config(args.model)
     lines = report(spec, args.seq_len, args.batch, args.dtype, args.tp)
     if args.gpu is None:

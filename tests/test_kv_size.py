@@ -464,6 +464,29 @@ def test_the_command_names_its_errors(capsys):
     assert "seq_len is -4" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--batch", "0", "batch is 0; it must be a whole number of at least 1"),
+        ("--batch", "-3", "batch is -3"),
+        ("--block-size", "0", "block_size is 0"),
+        ("--params", "0", "params is 0.0; it must be above 0"),
+        ("--params", "inf", "params is inf; it must be a number"),
+        ("--params", "nan", "params is nan"),
+    ],
+)
+def test_the_command_refuses_a_bad_number_with_and_without_a_gpu(capsys, option, value, said):
+    for gpu in ([], ["--gpu", "24GiB"]):
+        assert main(["Llama-2-7B", option, value, *gpu]) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_a_memory_may_be_written_with_a_space(capsys):
+    assert lines_of(capsys, "Llama-2-7B", "--gpu", "24 GiB") == lines_of(capsys, "Llama-2-7B", "--gpu", "24GiB")
+    assert main(["Llama-2-7B", "--gpu", "²GiB"]) == 1
+    assert "no GPU" in capsys.readouterr().err
+
+
 def test_the_list_names_models_and_gpus(capsys):
     text = "\n".join(lines_of(capsys, "--list"))
     assert "DeepSeek-V3" in text and "A100-40GB" in text

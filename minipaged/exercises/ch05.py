@@ -41,6 +41,8 @@ def check_05_bytes_per_token(answer: Callable[[dict[str, Any]], int]) -> None:
         case = f"for {name} you return {got:,.0f} bytes, expected {want:,}"
         layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
         per_head = 4 * layers * config.get("head_dim", 0)
+        if config is _DEEPSEEK and got * 2 == want:
+            raise Mistake(f"{case}: exactly half. A float16 number is two bytes")
         if got * 2 == want:
             raise Mistake(f"{case}: exactly half. K and V are two tensors, and a float16 number is two bytes")
         if got * layers == want:
@@ -68,6 +70,7 @@ def check_05_largest_batch(answer: Callable[..., int]) -> None:
         (24, 4096, 16),
         (40, 8000, 1),
         (24, 33, 32),
+        (24, 64, 32),
         (16, 7000, 16),
         (14, 4096, 16),
     ):
@@ -91,6 +94,10 @@ def check_05_largest_batch(answer: Callable[..., int]) -> None:
             raise Mistake(f"{case}: a GiB is 2**30 bytes; you took 10**9")
         if got == left // (seq_len * per_token):
             raise Mistake(f"{case}: a sequence takes whole blocks, {tokens:,} slots for {seq_len:,} tokens")
+        if got == left // ((seq_len // block_size + 1) * block_size * per_token):
+            raise Mistake(f"{case}: {seq_len:,} tokens fill their last block exactly; you take one block more")
+        if got == (memory_gib * GIB - _WEIGHTS) // (tokens * per_token):
+            raise Mistake(f"{case}: the weights take 2 bytes for each parameter; you took 1")
         if got == -(-left // (tokens * per_token)):
             raise Mistake(f"{case}: you round up, and the last sequence does not fit any more")
         raise Mistake(case)
@@ -118,6 +125,8 @@ def check_05_windows(answer: Callable[..., int]) -> None:
             raise Mistake(f"{case}: you drop the sliding layers; they keep {min(window, seq_len)} tokens each")
         if got == 3 * per_layer * min(window, seq_len):
             raise Mistake(f"{case}: you cap the full layer too; it keeps every token")
+        if got == per_layer * (2 * seq_len + min(window, seq_len)):
+            raise Mistake(f"{case}: you cap the full layer and let the sliding ones grow; it is the other way round")
         if got == per_layer * (seq_len + 2 * min(window - 1, seq_len)):
             raise Mistake(f"{case}: that is what stays between steps; while a step runs, {window} tokens are needed")
         if got == per_layer * (seq_len + 2 * window):
@@ -157,5 +166,8 @@ def check_05_repaired(answer: Callable[[dict[str, Any], int], int]) -> None:
         if name == "Qwen3-0.6B" and got * 2 == want:
             raise Mistake(f"{case}: still 1,024 / 16 = 64 numbers a head, and the config says 128")
         if got * fields["num_key_value_heads"] == want * fields["num_attention_heads"]:
-            raise Mistake(f"{case}: you count query heads; the cache holds KV heads")
+            raise Mistake(
+                f"{case}: either you count query heads, and the cache holds KV heads; or you divide hidden size by "
+                "KV heads, and it is divided by query heads"
+            )
         raise Mistake(case)

@@ -36,6 +36,7 @@ WRONG = {
         (lambda c: _per_token(c, layers=1), "that is one layer"),
         (lambda c: _per_token(c, kv_heads=lambda c: c["num_attention_heads"]), "you count the 32 query heads"),
         (lambda c: _per_token(c, per_latent=2), "one latent from which both K and V"),
+        (lambda c: _per_token(c) // (2 if "kv_lora_rank" in c else 1), "exactly half. A float16 number is two bytes"),
         (lambda c: _per_token(c, rope=False), "64 numbers that carry its position"),
         (lambda c: _per_token(c, per_latent=0), "not K and V per head"),
         (lambda c: 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * 256, "KeyError"),
@@ -47,6 +48,8 @@ WRONG = {
         (lambda *a: _batch(*a, up=True), "you round up"),
         (lambda m, p, b, n, k: (m * 2**30 - 2 * p) / (-(-n // k) * k * b), "round down"),
         (lambda m, p, b, n, k: (m * 2**30 - 2 * p) // (-(-n // k) * k * b), "never negative"),
+        (lambda m, p, b, n, k: max(0, (m * 2**30 - 2 * p) // ((n // k + 1) * k * b)), "you take one block more"),
+        (lambda m, p, b, n, k: max(0, (m * 2**30 - p) // (-(-n // k) * k * b)), "you took 1"),
     ],
     "check_05_windows": [
         (lambda *a: _windowed(*a, sliding=lambda w, n: n), "keeps the last 8 tokens only"),
@@ -54,12 +57,17 @@ WRONG = {
         (lambda *a: _windowed(*a, sliding=min, full=min), "you cap the full layer too"),
         (lambda *a: _windowed(*a, sliding=lambda w, n: w), "below the window"),
         (lambda *a: _windowed(*a, sliding=lambda w, n: min(w - 1, n)), "what stays between steps"),
+        (lambda *a: _windowed(*a, sliding=lambda w, n: n, full=min), "the other way round"),
     ],
     "check_05_repaired": [
         (lambda c, n: _repaired(c, n, lambda c: c["hidden_size"] // c["num_attention_heads"]), "still 1,024 / 16"),
         (lambda c, n: _repaired(c, n, lambda c: c.get("head_dim", 64)), "null means 'not given'"),
         (lambda c, n: _repaired(c, n, lambda c: c["head_dim"] or 128), "no head_dim at all"),
         (lambda c, n: _repaired(c, n, _own_or_hidden, "num_attention_heads"), "you count query heads"),
+        (
+            lambda c, n: _repaired(c, n, lambda c: c.get("head_dim") or c["hidden_size"] // c["num_key_value_heads"]),
+            "you divide hidden size by KV heads",
+        ),
         (lambda c, n: _repaired(c, n, lambda c: c.get("head_dim") or 128), "(head_dim missing)"),
     ],
 }
