@@ -67,6 +67,8 @@ STYLES = {
 
 
 def _restyled(answer, restyle):
+    if hasattr(answer, "run"):  # a Triton kernel: it returns nothing that could have a style
+        return answer
     return (lambda *args: restyle(answer(*args))) if callable(answer) else restyle(answer)
 
 
