@@ -113,7 +113,7 @@ def test_a_loop_that_never_ends_gets_a_sentence(monkeypatch):
             if sizes[0] <= free:
                 free -= sizes[0]
                 served.append(sizes.pop(0))
-        return served, []
+        return [served], []
 
     def forever(*_):
         yield from itertools.count()
