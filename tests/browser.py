@@ -98,7 +98,7 @@ class Notebook:
         # Asked to run before its kernel is connected, JupyterLab opens a dialog instead.
         self.page.wait_for_selector('#jp-main-statusbar :text("| Idle")', timeout=90_000)
 
-    def run_all(self, seconds: int = 150) -> None:
+    def run_all(self, seconds: int = 400) -> None:
         """Restart the kernel's work from the top: Run, Run All Cells; wait until the last cell has run."""
         self.page.click('.lm-MenuBar-itemLabel:text-is("Run")')
         self.page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
