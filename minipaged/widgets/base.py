@@ -8,6 +8,7 @@ same output holds the picture of the first state.
 
 from __future__ import annotations
 
+import base64
 import html
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,7 +32,9 @@ class Panel(widgets.VBox):
     def __init__(self, draw: Callable[..., Picture], controls: Mapping[str, Any], *, above: str = "") -> None:
         self.draw = draw
         self.controls = dict(controls)
-        self.image = widgets.Image(format="png")
+        self.image = widgets.Image(
+            format="url"
+        )  # a data URL is shown at once; a blob leaves a frame blank while it loads
         self.status = widgets.HTML()
         self.sentence = ""
         for control in self.controls.values():
@@ -56,7 +59,7 @@ class Panel(widgets.VBox):
         width, height = self.picture.css_size
         with self.hold_trait_notifications():
             self.image.width, self.image.height = str(width), str(height)
-            self.image.value = self.picture.png(live=True)
+            self.image.value = b"data:image/png;base64," + base64.b64encode(self.picture.png(live=True))
         self._speak(self.picture.sentence)
 
     def _speak(self, sentence: str) -> None:
