@@ -1,4 +1,4 @@
-"""Chapter 7. Who owns which block: the KV pool cut into blocks of the same size, and a table for every sequence.
+"""Chapters 7 and 11. Who owns which block: the KV pool cut into blocks of the same size, a table for every sequence.
 
 The idea is the operating system's. A sequence counts its tokens 0, 1, 2, ... as if its memory were one long strip; the
 table says where each piece of the strip really lies:
@@ -10,15 +10,16 @@ table says where each piece of the strip really lies:
 Here are numbers only, no tensor: `BlockPool` holds the free blocks and counts who uses each block, `BlockManager` holds
 the tables. A block is handed out when a token needs it and not before, so less than one block a sequence stays empty
 (Kwon et al., SOSP 2023, sections 4.2 and 4.3). `Paged` puts this manager behind the simulator of chapter 6.
-Left out until chapter 11: sharing blocks between sequences (the counts are here already), and swapping them out.
+Admission, growing and freeing are chapter 7's; host memory is chapter 10's; sharing is chapter 11's: several tables may
+name one block, and whoever writes into such a block copies it first (section 4.4). Read it in that order.
 """
 
 from __future__ import annotations
 
 import enum
 import random
-from collections import deque
-from collections.abc import Iterable, Sequence, Sized
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -109,6 +110,11 @@ class BlockPool:
         for block_id in taken:
             self.blocks[block_id].ref_count = 1
         return taken
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """One table more names each of these blocks (chapter 11)."""
+        for block_id in block_ids:
+            self.blocks[block_id].ref_count += 1
 
     def give_back(self, block_ids: Iterable[int]) -> None:
         """One table fewer names each of these blocks; one that no table names any more joins the free ones."""
@@ -230,10 +236,7 @@ class BlockManager:
             InvalidInputError: an id in use, or no token.
             OutOfBlocksError: `can_allocate` says LATER or NEVER.
         """
-        if isinstance(seq_id, bool) or not isinstance(seq_id, Integral):
-            raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
-        if seq_id in self._tables or seq_id in self._host_tables:
-            raise InvalidInputError(f"sequence {seq_id} is admitted already; free it first, or choose another id")
+        seq_id = self._unused(seq_id)
         status = self.can_allocate(token_ids, watermark=watermark)
         needed = blocks_needed(len(token_ids), self.block_size)
         if status is not AllocStatus.OK:
@@ -250,24 +253,26 @@ class BlockManager:
     # -- growing and shrinking -------------------------------------------------------------------------------------
 
     def new_blocks_needed(self, seq_id: int, n: int = 1) -> int:
-        """How many blocks `n` more tokens of this sequence need beyond those it has.
+        """How many blocks `n` more tokens of this sequence need beyond those it has, a copy of a shared one included.
 
         The only place that decides it: the check and the action both ask here. Comparing whole numbers of blocks is
         right for every block size; "the length is 1 modulo the block size" is never true for blocks of 1.
         """
         held = len(self._tables[self._known(seq_id)])
         n = whole_number("n, the tokens that a sequence grows by,", n, 1)
-        return blocks_needed(self._num_tokens[seq_id] + n, self.block_size) - held
+        more = blocks_needed(self._num_tokens[seq_id] + n, self.block_size) - held
+        return more + self._tail_is_shared(seq_id)
 
     def can_append(self, seq_id: int, n: int = 1) -> bool:
         """Whether `append_slots(seq_id, n)` would succeed now. The watermark does not count here."""
         return self.new_blocks_needed(seq_id, n) <= self.num_free_blocks
 
     def append_slots(self, seq_id: int, n: int = 1) -> list[tuple[int, int]]:
-        """Give the next `n` tokens of a sequence a slot each.
+        """Give the next `n` tokens of a sequence a slot each, in blocks that no other sequence names.
 
         Returns:
-            Pairs (source block, target block) to copy before writing: none here (chapter 11 shares blocks).
+            Pairs (source block, target block) to copy before anything is written, see `PagedKVCache.copy_blocks`. Empty
+            unless the last block is shared and has room (chapter 11).
 
         Raises:
             InvalidInputError: unknown sequence, or n below 1.
@@ -279,13 +284,16 @@ class BlockManager:
                 f"sequence {seq_id} needs {needed} more blocks for {n} more tokens, and {self.num_free_blocks} of "
                 f"{self.num_blocks} are free. Free or preempt a sequence, or make a larger pool."
             )
-        if needed:
-            self._tables[seq_id] += self.pool.take(needed)
+        copies = self._copy_on_write(seq_id)
+        if needed > len(copies):
+            self._tables[seq_id] += self.pool.take(needed - len(copies))
         self._num_tokens[seq_id] += n
-        return []
+        return copies
 
     def truncate(self, seq_id: int, num_tokens: int) -> None:
         """Forget the tokens from `num_tokens` on, and give back the blocks that only they used.
+
+        Blocks that other sequences name stay theirs: only the count goes down.
 
         Raises:
             InvalidInputError: unknown sequence, or `num_tokens` is not between 0 and its length.
@@ -322,12 +330,16 @@ class BlockManager:
         return self.host_pool
 
     def can_swap_out(self, seq_ids: Iterable[int]) -> bool:
-        """Whether the host pool has room for all blocks of these sequences."""
-        needed = sum(len(self._tables[self._known(seq_id)]) for seq_id in _once(seq_ids))
+        """Whether the host pool has room for all blocks of these sequences, a shared one counted once."""
+        needed = _distinct(self._tables[self._known(seq_id)] for seq_id in _once(seq_ids))
         return self.host_pool is not None and needed <= self.host_pool.num_free
 
     def swap_out(self, seq_ids: Iterable[int]) -> list[tuple[int, int]]:
         """Move whole sequences to the host pool, all or none.
+
+        A block that several of them share is copied once, and shared there too. A block that a sequence outside the
+        list names stays for that one; it is copied all the same, so that a sequence in host memory holds no block of
+        the pool: swapping has to make room, whoever ends first.
 
         Returns:
             Pairs (block of the pool, block of the host pool) to copy before anything else is written.
@@ -342,18 +354,21 @@ class BlockManager:
                 f"the host pool has {host.num_free} free blocks of {len(host.blocks)}, too few for sequences "
                 f"{seq_ids}; free one of them and compute it again later, or make a larger host pool (num_host_blocks)"
             )
-        return [
-            pair for seq_id in seq_ids for pair in self._move(seq_id, self._tables, self.pool, self._host_tables, host)
-        ]
+        return self._move(seq_ids, self._tables, self.pool, self._host_tables, host)
 
-    def blocks_to_swap_in(self, seq_id: int, num_tokens: int) -> int:
-        """Blocks of the pool that a swapped-out sequence needs to come back and hold `num_tokens` tokens."""
-        if seq_id not in self._host_tables:
-            raise InvalidInputError(f"sequence {seq_id!r} is not swapped out")
-        return max(len(self._host_tables[seq_id]), blocks_needed(num_tokens, self.block_size))
+    def blocks_to_swap_in(self, lengths: Mapping[int, int]) -> int:
+        """Blocks of the pool that swapped-out sequences need to come back together and grow.
+
+        Args:
+            lengths: sequence -> tokens that it is to hold afterwards, at least those it has.
+        """
+        tables = {seq_id: self._host_tables[self._swapped(seq_id)] for seq_id in lengths}
+        named = Counter(block_id for table in tables.values() for block_id in table)
+        more = {seq_id: max(0, length - self._num_tokens[seq_id]) for seq_id, length in lengths.items()}
+        return len(named) + self._growth(more, tables, named)
 
     def swap_in(self, seq_ids: Iterable[int]) -> list[tuple[int, int]]:
-        """Move whole sequences back, all or none.
+        """Move whole sequences back, all or none; what they share in host memory they share again.
 
         Returns:
             Pairs (block of the host pool, block of the pool) to copy.
@@ -362,35 +377,109 @@ class BlockManager:
             InvalidInputError: a sequence that is not swapped out.
             OutOfBlocksError: the pool has too few free blocks.
         """
-        seq_ids, host = list(seq_ids), self._host
-        needed = sum(self.blocks_to_swap_in(seq_id, 0) for seq_id in _once(seq_ids))
+        seq_ids, host = _once(seq_ids), self._host
+        needed = _distinct(self._host_tables[self._swapped(seq_id)] for seq_id in seq_ids)
         if needed > self.num_free_blocks:
             raise OutOfBlocksError(
                 f"sequences {seq_ids} need {needed} blocks to come back, and {self.num_free_blocks} of "
                 f"{self.num_blocks} are free"
             )
-        return [
-            pair for seq_id in seq_ids for pair in self._move(seq_id, self._host_tables, host, self._tables, self.pool)
-        ]
+        return self._move(seq_ids, self._host_tables, host, self._tables, self.pool)
 
     @staticmethod
     def _move(
-        seq_id: int,
+        seq_ids: Iterable[int],
         tables: dict[int, list[int]],
         pool: BlockPool,
         new_tables: dict[int, list[int]],
         new_pool: BlockPool,
     ) -> list[tuple[int, int]]:
-        """Give a sequence blocks of another pool and take the old ones back; returns the copies to make."""
-        old = tables.pop(seq_id)
-        new_tables[seq_id] = new_pool.take(len(old))
-        pool.give_back(reversed(old))
-        return list(zip(old, new_tables[seq_id], strict=True))
+        """Give sequences blocks of another pool and take the old ones back; returns the copies to make."""
+        moved: dict[int, int] = {}  # old block -> new block
+        for seq_id in seq_ids:
+            old = tables.pop(seq_id)
+            new_pool.share(moved[block_id] for block_id in old if block_id in moved)
+            fresh = [block_id for block_id in old if block_id not in moved]
+            moved.update(zip(fresh, new_pool.take(len(fresh)), strict=True))
+            new_tables[seq_id] = [moved[block_id] for block_id in old]
+            pool.give_back(reversed(old))
+        return list(moved.items())
+
+    def _swapped(self, seq_id: int) -> int:
+        if seq_id not in self._host_tables:
+            raise InvalidInputError(f"sequence {seq_id!r} is not swapped out")
+        return seq_id
+
+    # -- sharing (chapter 11) --------------------------------------------------------------------------------------
+
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """Start a sequence that is equal to another one so far: it names the same blocks, and no block is taken.
+
+        Raises:
+            InvalidInputError: unknown parent, or an id in use.
+        """
+        table = self._tables[self._known(parent_id)]
+        self._tables[self._unused(child_id)] = list(table)
+        self._num_tokens[child_id] = self._num_tokens[parent_id]
+        self.pool.share(table)
+
+    def _tail_is_shared(self, seq_id: int) -> bool:
+        """Whether this sequence's next token would be written into a block that another one names too.
+
+        Only the last block can have room. A full block is never written again, so it can stay shared for ever.
+        """
+        table = self._tables[seq_id]
+        has_room = len(table) * self.block_size > self._num_tokens[seq_id]
+        return has_room and self.pool.blocks[table[-1]].ref_count > 1
+
+    def _copy_on_write(self, seq_id: int) -> list[tuple[int, int]]:
+        """Put a block of its own in the place of a shared one that the sequence is about to write into.
+
+        The last one to write finds a count of 1 and keeps the original: n sequences cost n - 1 copies.
+        """
+        if not self._tail_is_shared(seq_id):
+            return []
+        table = self._tables[seq_id]
+        shared, (own,) = table[-1], self.pool.take(1)
+        table[-1] = own
+        self.pool.give_back([shared])
+        return [(shared, own)]
+
+    def new_blocks_needed_together(self, more: Mapping[int, int]) -> int:
+        """How many blocks several sequences need to grow one after another: {sequence: tokens that it grows by}.
+
+        Less than the sum when all who share a last block write into it: the last of them needs no copy.
+        """
+        tables = {seq_id: self._tables[self._known(seq_id)] for seq_id in more}
+        named = {table[-1]: self.pool.blocks[table[-1]].ref_count for table in tables.values() if table}
+        return self._growth(more, tables, named)
+
+    def _growth(self, more: Mapping[int, int], tables: Mapping[int, list[int]], named: Mapping[int, int]) -> int:
+        """Blocks that sequences with these tables need to grow, when `named[block]` tables name a last block."""
+        needed, writers = 0, Counter[int]()
+        for seq_id, n in more.items():
+            table, length = tables[seq_id], self._num_tokens[seq_id]
+            needed += blocks_needed(length + n, self.block_size) - len(table) if n else 0
+            if n and len(table) * self.block_size > length:
+                writers[table[-1]] += 1
+        return needed + sum(min(count, named[block_id] - 1) for block_id, count in writers.items())
 
     def _known(self, seq_id: int) -> int:
         if seq_id not in self._tables:
             raise InvalidInputError(f"no sequence {seq_id!r} here; admitted are {sorted(self._tables)[:10]}")
         return seq_id
+
+    def _unused(self, seq_id: int) -> int:
+        if isinstance(seq_id, bool) or not isinstance(seq_id, Integral):
+            raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
+        if seq_id in self._tables or seq_id in self._host_tables:
+            raise InvalidInputError(f"sequence {seq_id} is admitted already; free it first, or choose another id")
+        return seq_id
+
+
+def _distinct(tables: Iterable[list[int]]) -> int:
+    """How many different blocks these tables name."""
+    return len({block_id for table in tables for block_id in table})
 
 
 def _once(seq_ids: Iterable[int]) -> list[int]:

@@ -260,7 +260,9 @@ class PagedKVCache(Cache):
         if len(self._table) == 0:
             self.manager.allocate(_ROW, range(stop))
         elif stop > self.manager.num_tokens(_ROW):
-            self.manager.append_slots(_ROW, stop - self.manager.num_tokens(_ROW))
+            copies = self.manager.append_slots(_ROW, stop - self.manager.num_tokens(_ROW))
+            self.copy_blocks(copies)  # somebody forked the row in chapter 11: its last block is another one now
+            self._table = self._table[:-1] if copies else self._table
         if len(self._table) < blocks_needed(stop, self.block_size):
             self._table = torch.tensor(self.manager.block_table(_ROW), device=self.device)
         position = torch.arange(start, stop, device=self.device)
@@ -296,6 +298,8 @@ class PagedKVCache(Cache):
     def _erase(self, slots: torch.Tensor) -> None:
         """Poison what is no longer used; an ordinary pool leaves the old numbers, which nobody reads."""
         if math.isnan(self.fill):
+            counts = [self.manager.pool.blocks[slot // self.block_size].ref_count for slot in slots.tolist()]
+            slots = slots[[count == 1 for count in counts]]  # a block that another sequence names too stays as it is
             for cache in (*self.k_cache, *self.v_cache):
                 cache.flatten(0, 1)[slots] = self.fill
 

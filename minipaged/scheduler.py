@@ -221,7 +221,7 @@ class Scheduler:
     def _swap_in(self, step: Step) -> None:
         while self.swapped and len(self.running) < self.max_num_seqs and self._left(step):
             seq = self.swapped[0]
-            new = self.manager.blocks_to_swap_in(seq.seq_id, len(seq.token_ids))
+            new = self.manager.blocks_to_swap_in({seq.seq_id: len(seq.token_ids)})
             spare = self.manager.watermark_blocks if self.running else 0
             if new + spare > self.manager.num_free_blocks:
                 return

@@ -38,8 +38,10 @@ def assert_sound(manager):
         slots = manager.slot_mapping(seq, 0, manager.num_tokens(seq))
         assert len(set(slots)) == len(slots), "two tokens in one slot"
     if manager.host_pool:  # the same holds in host memory
-        away = [block_id for table in manager._host_tables.values() for block_id in table]
-        assert sorted([*away, *manager.host_pool.free_ids]) == list(range(len(manager.host_pool.blocks)))
+        away = Counter(block_id for table in manager._host_tables.values() for block_id in table)
+        blocks, free = manager.host_pool.blocks, list(manager.host_pool.free_ids)
+        assert [b.ref_count for b in blocks] == [away[i] for i in range(len(blocks))]
+        assert sorted([*away, *free]) == list(range(len(blocks)))
 
 
 def state(manager):
@@ -148,7 +150,7 @@ class Machine(RuleBasedStateMachine):
     def swap_in(self, data):
         seq = data.draw(st.sampled_from(sorted(self.away)))
         needed = blocks_needed(self.away[seq], self.manager.block_size)
-        assert self.manager.blocks_to_swap_in(seq, self.away[seq]) == needed
+        assert self.manager.blocks_to_swap_in({seq: self.away[seq]}) == needed
         for call in (self.manager.block_table, self.manager.append_slots, self.manager.num_tokens):
             self.refuses(InvalidInputError, call, seq)
         self.refuses(InvalidInputError, self.manager.allocate, seq, range(3))
