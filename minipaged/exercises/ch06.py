@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise, is_blank, listed, whole
+from minipaged.exercises._base import Mistake, NotAttempted, _short, attempt, exercise, is_blank, listed, whole
 from minipaged.fragmentation import FirstFitPool, chunk_for, next_power_of_two
 
 # --- which waste is this slot? -------------------------------------------------------------------------------------
@@ -27,15 +27,20 @@ def check_06_which_waste(answer: Callable[..., str]) -> None:
     for slot in range(10):
         got, want = attempt(answer, slot, written, needed, capacity), _kind(slot, written, needed, capacity)
         if got not in KINDS:
-            raise Mistake(f"slot {slot}: you return {got!r}; the names are {', '.join(KINDS)}")
+            why = "; somebody waits, so no slot is idle" if got == "idle" else ""
+            raise Mistake(f"slot {slot}: you return {_short(got)}; the names are {', '.join(KINDS)}{why}")
         if got != want:
             why = _which_why(got, want, slot, (written, needed, capacity))
+            kinds = [attempt(answer, other, written, needed, capacity) for other in (needed + written - 1, 9)]
+            if slot == needed and got == "reserved" == kinds[0] != kinds[1]:
+                why = "`needed` is the sum at the end: the written slots are among these 5"
             raise Mistake(f"3 slots written, 5 needed, 8 kept: slot {slot} is {want!r}, you say {got!r}; {why}")
     for slot, *marks in ((0, 1, 1, 1), (6, 2, 6, 6), (4, 4, 4, 9), (15, 15, 16, 16)):
         got, want = attempt(answer, slot, *marks), _kind(slot, *marks)
         if got != want:
             raise Mistake(
-                f"slot {slot} with {marks[0]} written, {marks[1]} needed, {marks[2]} kept is {want!r}: {got!r}"
+                f"{marks[0]} slots written, {marks[1]} needed, {marks[2]} kept: "
+                f"slot {slot} is {want!r}, you say {_short(got)}"
             )
 
 
@@ -46,6 +51,8 @@ def _which_why(got: str, want: str, slot: int, marks: tuple[int, int, int]) -> s
         return "its own request will write it later, so it is reserved and not internal waste"
     if (got, want) == ("reserved", "internal"):
         return "no token of this request will ever come there, so it is internal waste"
+    if (got, want) == ("external", "internal"):
+        return "it lies inside what the request was given, so it is internal waste"
     if want == "external":
         return "it lies past what the request was given: the allocator's rounding"
     if want == "token":
@@ -55,7 +62,7 @@ def _which_why(got: str, want: str, slot: int, marks: tuple[int, int, int]) -> s
 
 # --- waste by hand -------------------------------------------------------------------------------------------------
 
-FIVE = ((20, 30, 10), (50, 10, 4), (7, 25, 25), (60, 60, 1), (10, 2, 1))  # prompt, output, output written so far
+FIVE = ((20, 30, 10), (50, 10, 4), (7, 25, 25), (66, 60, 1), (10, 2, 1))  # prompt, output, output written so far
 FIVE_POOL, FIVE_MAX = 512, 128
 
 
@@ -76,6 +83,8 @@ def check_06_five_requests(answer: dict[str, int]) -> None:
         raise Mistake(f"give a dictionary with the keys {', '.join(right)}")
     if any(is_blank(value) for value in answer.values()):
         raise NotAttempted
+    if 99 < sum(map(_number, answer.values())) < 101:
+        raise Mistake("your five add up to 100: give numbers of slots, not per cent")
     answer = {name: whole(value) for name, value in answer.items()}
     chunks = sum(chunk_for(min(FIVE_MAX, p + next_power_of_two(o))) for p, o, _ in FIVE)
     total = sum(answer.values())
@@ -89,9 +98,12 @@ def check_06_five_requests(answer: dict[str, int]) -> None:
         raise Mistake(f"reserved is {answer['reserved']}: add output minus output written so far, {right['reserved']}")
     if answer["internal"] == right["internal"] + chunks - FIVE_POOL + right["external"]:
         raise Mistake("your internal holds the rounding of the chunks too: the request was not given those slots")
+    no_limit = sum(p + next_power_of_two(o) for p, o, _ in FIVE)
+    if answer["internal"] == right["internal"] + right["external"] + no_limit - FIVE_POOL:
+        raise Mistake(f"internal is {answer['internal']}: D keeps {FIVE_MAX} slots, the most that one request can have")
     if answer["internal"] != right["internal"]:
         raise Mistake(
-            f"internal is {answer['internal']}: the first request keeps 20 + 32 slots and needs 50, so 2 there"
+            f"internal is {answer['internal']}: A keeps 20 + 32 slots and needs 50, so 2 there; the others in this way"
         )
     if answer["external"] == FIVE_POOL - chunks:
         raise Mistake(
@@ -99,6 +111,13 @@ def check_06_five_requests(answer: dict[str, int]) -> None:
         )
     if answer != right:
         raise Mistake(f"the five add up to {total}, and the pool has {FIVE_POOL}: external is what is left")
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0
 
 
 # --- first-fit -----------------------------------------------------------------------------------------------------
@@ -111,6 +130,7 @@ def check_06_first_fit(answer: Callable[..., Any]) -> None:
         ([(0, 10)], 4),
         ([(0, 4), (10, 4)], 4),
         ([(0, 3), (8, 9), (20, 5)], 5),
+        ([(2, 6), (11, 9)], 4),
         ([(0, 8), (16, 8)], 12),
         ([], 1),
         ([(5, 2), (9, 6)], 6),
@@ -135,9 +155,13 @@ def _read_place(got: Any) -> tuple[int, list[tuple[int, int]]] | None:
         return None
     try:
         start, holes = got
+        if start is None:
+            raise ValueError
+        if hasattr(start, "__len__") and not hasattr(start, "item"):
+            raise Mistake(f"the start comes first and the holes second: (start, holes); you return {_short(got)}")
         return whole(start), [(whole(a), whole(n)) for a, n in listed(holes)]
     except (TypeError, ValueError):
-        raise Mistake(f"return (start, holes that are left) or None, not {got!r}") from None
+        raise Mistake(f"return (start, holes that are left) or None, not {_short(got)}") from None
 
 
 def _compare_place(holes: list[tuple[int, int]], length: int, got: Any, want: Any) -> None:
@@ -147,15 +171,23 @@ def _compare_place(holes: list[tuple[int, int]], length: int, got: Any, want: An
             raise Mistake(f"{asked}: no hole is that long, so None; you give {got}")
         return
     if got is None:
-        exact = any(size == length for _, size in holes)
-        why = "a hole of exactly that length fits" if exact else "one of them is long enough"
+        exact = (want[0], length) in holes
+        why = "a hole of exactly that length fits" if exact else "a hole further right is long enough"
         raise Mistake(f"{asked}: you say None, but {why}: it starts at {want[0]}")
     if got[0] != want[0]:
-        raise Mistake(f"{asked}: the first hole that fits starts at {want[0]}; you take {got[0]}")
+        starts = [start for start, _ in holes]
+        why = (
+            "; that is the hole's place in the list" if got[0] not in starts and starts.index(want[0]) == got[0] else ""
+        )
+        if (want[0], got[0] + length - want[0]) in holes:
+            why = ", the hole's right end; take its left end"
+        raise Mistake(f"{asked}: the first hole that fits starts at {want[0]}; you take {got[0]}{why}")
     if any(size == 0 for _, size in got[1]):
         raise Mistake(f"{asked}: you keep a hole of 0 slots in {got[1]}; a hole that is used up is gone")
     if sorted(got[1]) != sorted(want[1]):
         raise Mistake(f"{asked}: afterwards the holes are {want[1]}; yours are {got[1]}")
+    if got[1] != want[1]:
+        raise Mistake(f"{asked}: the holes that are left stand in the order {got[1]}; keep them from left to right")
 
 
 # --- the queue that stands still -----------------------------------------------------------------------------------
@@ -191,6 +223,8 @@ def check_06_queue(answer: Callable[..., Any]) -> None:
         got = listed(attempt(answer, list(sizes), pool), asked)
         if len(got) != 2:
             raise Mistake(f"return {asked}, not {got!r}")
+        if any(hasattr(size, "__len__") and not hasattr(size, "item") for size in listed(got[1], asked)):
+            raise Mistake(f"return {asked}, and refused is one list of sizes; you return {_short(tuple(got))}")
         steps = [listed(step, "a list of sizes for each step, such as [[6, 3], [5]]") for step in listed(got[0], asked)]
         steps = [[whole(size) for size in step] for step in steps]
         _compare_queue(sizes, pool, [step for step in steps if step], [whole(size) for size in listed(got[1], asked)])
@@ -203,6 +237,11 @@ def _compare_queue(sizes: list[int], pool: int, steps: list[list[int]], refused:
     case = f"sizes {sizes} and a pool of {pool}"
     served, want = [size for step in steps for size in step], [size for step in want_steps for size in step]
     early = [size for size in refused if size <= pool]
+    strange = sorted({*served, *refused} - {*sizes})
+    if strange:
+        raise Mistake(f"{case}: nobody has the size {strange[0]}; return sizes, not numbers of requests")
+    if early == [pool]:
+        raise Mistake(f"{case}: you refuse {pool}, which fits exactly when the pool is empty")
     if early:
         raise Mistake(f"{case}: you refuse {early}, which only had to wait until the others had ended")
     if any(size > pool for size in served):

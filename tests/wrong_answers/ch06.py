@@ -22,7 +22,47 @@ def _only_two(slot, written, needed, capacity):
     return "token" if slot < written else "reserved"
 
 
+def _needed_after_the_written(slot, written, needed, capacity):
+    return KINDS[sum(slot >= mark for mark in (written, written + needed, capacity))]
+
+
+def _outside_inside(slot, written, needed, capacity):
+    names = ("token", "reserved", "external", "internal")
+    return names[sum(slot >= mark for mark in (written, needed, capacity))]
+
+
 RIGHT = five_requests()
+
+
+def _worst_fit(holes, length):
+    start, size = max(holes, key=lambda hole: hole[1], default=(0, 0))
+    if size < length:
+        return None
+    return start, [h for h in [(start + length, size - length) if h == (start, size) else h for h in holes] if h[1]]
+
+
+def _rest_at_the_end(holes, length):
+    for i, (start, size) in enumerate(holes):
+        if size >= length:
+            return start, holes[:i] + holes[i + 1 :] + ([(start + length, size - length)] if size > length else [])
+    return None
+
+
+def _right_end(holes, length):
+    for i, (start, size) in enumerate(holes):
+        if size >= length:
+            rest = [(start, size - length)] if size > length else []
+            return start + size - length, holes[:i] + rest + holes[i + 1 :]
+    return None
+
+
+def _looks_at_one(holes, length):
+    return _first_fit(holes, length) if holes and holes[0][1] >= length else None
+
+
+def _place_in_the_list(holes, length):
+    found = _first_fit(holes, length)
+    return found and (next(i for i, hole in enumerate(holes) if hole[1] >= length), found[1])
 
 
 def _best_fit(holes, length):
@@ -97,16 +137,21 @@ WRONG = {
         (_no_external, "'external'"),
         (_only_two, "'internal'"),
         (lambda *a: "free", "the names are"),
+        (_needed_after_the_written, "the written slots are among these 5"),
+        (_outside_inside, "inside what the request was given"),
     ],
     "check_06_five_requests": [
         ({**RIGHT, "idle": RIGHT["external"], "external": 0}, "no free slot is idle"),
         ({**RIGHT, "reserved": 0, "internal": RIGHT["internal"] + RIGHT["reserved"]}, "holds the reserved slots too"),
         ({**RIGHT, "external": RIGHT["external"] - 1}, "add up to"),
         ({**RIGHT, "external": 112}, "rounding belongs to it too"),
-        ({**RIGHT, "internal": 126, "external": 112}, "holds the rounding of the chunks too"),
-        ({**RIGHT, "tokens": 147}, "add prompt and output written so far"),
+        ({**RIGHT, "internal": 120, "external": 112}, "holds the rounding of the chunks too"),
+        ({**RIGHT, "tokens": 153}, "add prompt and output written so far"),
         ({**RIGHT, "reserved": 1}, "output minus output written"),
         ({"tokens": 1}, "dictionary"),
+        ({part: 100 * slots / 512 for part, slots in RIGHT.items()}, "not per cent"),
+        ({**RIGHT, "internal": RIGHT["internal"] + 2, "external": RIGHT["external"] - 2}, "D keeps 128 slots"),
+        ({**RIGHT, "internal": 3}, "A keeps 20 + 32 slots"),
     ],
     "check_06_first_fit": [
         (_best_fit, "the first hole that fits starts at 8"),
@@ -114,6 +159,13 @@ WRONG = {
         (lambda h, n: _first_fit(h, n, keep_empty=True), "a hole of 0 slots"),
         (lambda h, n: _first_fit(h, n, shrink=False), "afterwards the holes are"),
         (_by_the_sum, "no hole is that long"),
+        (_worst_fit, "the first hole that fits starts at 2"),
+        (_rest_at_the_end, "keep them from left to right"),
+        (_right_end, "take its left end"),
+        (_looks_at_one, "further right is long enough"),
+        (_place_in_the_list, "the hole's place in the list"),
+        (lambda h, n: _first_fit(h, n) or (None, h), "or None, not (None"),
+        (lambda h, n: (found := _first_fit(h, n)) and found[::-1], "the start comes first"),
     ],
     "check_06_queue": [
         (_stands_still, "the queue stands still"),
@@ -123,5 +175,8 @@ WRONG = {
         (_all_at_once, "slots at once"),
         (_one_a_step, "as many from the head as fit"),
         (_only_sorted_out, "a list of sizes for each step"),
+        (lambda s, p: ([[s.index(size) for size in step] for step in serve(s, p)[0]], []), "not numbers of requests"),
+        (lambda s, p: serve(s, p)[::-1], "refused is one list of sizes"),
+        (lambda s, p: (*serve([x for x in s if x != p], p)[:1], [x for x in s if x >= p]), "fits exactly"),
     ],
 }
