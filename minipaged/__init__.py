@@ -25,6 +25,7 @@ __version__ = "0.1.0"
 # `minipaged.attention` is the module, always.
 _HOME = {
     "MinipagedError": "errors",
+    "use_language": "language",
     "load_model": "models",
     "SamplingParams": "sampling",
     "KVCacheSpec": "kv_size",

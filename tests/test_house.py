@@ -17,7 +17,7 @@ PACKAGE = Path(minipaged.__file__).parent
 
 # A module may import those of its own row and of rows above it, never one below.
 CHAPTERS = [
-    {"errors"},
+    {"errors", "language"},
     {"models"},  # 0
     {"sampling", "decoding"},  # 1
     {"shapes"},  # 2

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from minipaged.exercises.words import WORDS, say
+
 TIME_LIMIT = 10.0  # seconds that one call of a reader's function may take; right ones take milliseconds
 
 Status = Literal["not attempted", "wrong", "right"]
@@ -33,7 +35,8 @@ class CheckResult:
     message: str
 
     def __repr__(self) -> str:
-        return f"{ {'not attempted': '…', 'wrong': '✗', 'right': '✓'}[self.status] } {self.status}: {self.message}"
+        sign = {"not attempted": "…", "wrong": "✗", "right": "✓"}[self.status]
+        return say("base.result", sign=sign, status=say(f"base.status.{self.status}"), message=self.message)
 
 
 class Mistake(Exception):
@@ -52,7 +55,7 @@ def is_blank(answer: Any) -> bool:
 def attempt(answer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call the reader's function; a stub becomes NotAttempted, an exception a Mistake that names the input."""
     if not callable(answer):
-        raise Mistake(f"expected a function, got {type(answer).__name__}")
+        raise Mistake(say("base.function", kind=type(answer).__name__))
     try:
         with _no_endless_loop():
             value = answer(*args, **kwargs)
@@ -60,9 +63,9 @@ def attempt(answer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise NotAttempted from None
     except (Exception, SystemExit) as error:
         shown = ", ".join([*map(_short, args), *(f"{k}={_short(v)}" for k, v in kwargs.items())])
-        raise Mistake(f"called with ({shown}), your code raised {type(error).__name__}: {error}") from error
+        raise Mistake(say("base.raised", shown=shown, kind=type(error).__name__, error=error)) from error
     if value is None and not _is_stub(answer):
-        raise Mistake("your code ran and nothing was returned: does every way through it end with `return ...`?")
+        raise Mistake(say("base.nothing"))
     if is_blank(value):
         raise NotAttempted
     return value
@@ -87,7 +90,7 @@ def _no_endless_loop() -> Iterator[None]:
 
     def trace(_frame: Any, _event: str, _arg: Any) -> Any:  # called at every line
         if time.monotonic() > end:
-            raise TimeoutError(f"it ran for more than {TIME_LIMIT:g} s: does a loop in it never end?")
+            raise TimeoutError(say("base.endless", seconds=TIME_LIMIT))
         return trace
 
     sys.settrace(trace)
@@ -97,7 +100,7 @@ def _no_endless_loop() -> Iterator[None]:
         sys.settrace(None)
 
 
-def listed(value: Any, asked: str = "a list") -> list[Any]:
+def listed(value: Any, asked: str = "") -> list[Any]:
     """What a reader returned as a list, from a tuple, a set, a generator, a numpy array or a tensor as well."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -106,7 +109,7 @@ def listed(value: Any, asked: str = "a list") -> list[Any]:
             raise TypeError
         return list(itertools.islice(value, 100_000))  # a generator need not end
     except TypeError:
-        raise Mistake(f"you return {_short(value)}; return {asked}") from None
+        raise Mistake(say("base.not_listed", value=_short(value), asked=asked or say("base.list"))) from None
 
 
 def whole(value: Any) -> int:
@@ -117,29 +120,33 @@ def whole(value: Any) -> int:
             return int(number)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # no number, NaN, infinity, more than one number
         pass
-    raise Mistake(f"you return {_short(value)} where a whole number is expected")
+    raise Mistake(say("base.not_whole", value=_short(value)))
 
 
 def exercise(right: str) -> Callable[[Callable[[Any], None]], Callable[[Any], CheckResult]]:
-    """Turn a function that raises `Mistake` into a check that returns a CheckResult and never raises."""
+    """Turn a function that raises `Mistake` into a check that returns a CheckResult and never raises.
+
+    Args:
+        right: what a right answer has shown: a sentence, or the key of one in `words.py`.
+    """
 
     def wrap(check: Callable[[Any], None]) -> Callable[[Any], CheckResult]:
         @functools.wraps(check)
         def checked(answer: Any) -> CheckResult:
             if is_blank(answer):
-                return CheckResult("not attempted", "replace the ... in the cell above and run it again")
+                return CheckResult("not attempted", say("base.blank"))
             try:
                 check(answer)
             except NotAttempted:
-                return CheckResult("not attempted", "replace the ... in the cell above and run it again")
+                return CheckResult("not attempted", say("base.blank"))
             except Mistake as mistake:
                 return CheckResult("wrong", str(mistake))
             except (
                 Exception,
                 SystemExit,
             ) as error:  # e.g. a list where a number was asked for: still the reader's, still a sentence
-                return CheckResult("wrong", f"the answer cannot be read: {type(error).__name__}: {error}")
-            return CheckResult("right", right)
+                return CheckResult("wrong", say("base.unreadable", kind=type(error).__name__, error=error))
+            return CheckResult("right", say(right) if right in WORDS else right)
 
         return checked
 
@@ -154,9 +161,12 @@ def guess(mine: Any, actual: Any, unit: str = "") -> None:
         actual: the value the cell computed.
         unit: a word after the number, such as "passes".
     """
-    said = "no guess yet" if is_blank(mine) else f"your guess: {mine} {unit}".rstrip()
-    verdict = "" if is_blank(mine) else (" (right)" if _same(mine, actual) else " (look again)")
-    print(f"{said}{verdict} | computed: {actual} {unit}".rstrip())
+    if is_blank(mine):
+        said = say("base.guess.none")
+    else:
+        verdict = say("base.guess.right" if _same(mine, actual) else "base.guess.wrong")
+        said = say("base.guess.mine", mine=mine, unit=unit).rstrip() + verdict
+    print(say("base.guess.computed", said=said, actual=actual, unit=unit).rstrip())
 
 
 def _same(mine: Any, actual: Any) -> bool:
@@ -168,7 +178,7 @@ def _same(mine: Any, actual: Any) -> bool:
 
 def _short(value: Any) -> str:
     if hasattr(value, "shape") and getattr(value, "ndim", 0) > 1:  # a tensor's numbers would hide the sentence
-        return f"{type(value).__name__} of shape {list(value.shape)}"
+        return say("base.shape", kind=type(value).__name__, shape=list(value.shape))
     if callable(value) and hasattr(value, "__name__"):
         return value.__name__
     text = repr(value)

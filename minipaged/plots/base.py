@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minipaged.errors import require
+from minipaged.language import language
+from minipaged.plots.fonts import font_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,6 +55,8 @@ def style() -> Iterator[None]:
     with resources.as_file(sheet) as path, matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(matplotlib.rc_params_from_file(path, use_default_template=False))
+        if font := font_for(language()):  # glyphs that DejaVu lacks come from here
+            matplotlib.rcParams["font.family"] = [*matplotlib.rcParams["font.family"], font]
         yield
 
 

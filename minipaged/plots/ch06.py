@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from minipaged.fragmentation import PARTS, Breakdown, Running, Snapshot
 from minipaged.plots.base import COLOURS, Picture, colour, new_figure, picture, style
 from minipaged.plots.memory import Run, State, draw_grid, draw_strip
-from minipaged.plots.words import say
+from minipaged.plots.words import say, tell
 
 # How a part of the pool looks in the bars: the same fills as its slots have on a strip.
 _FILL = {
@@ -56,7 +56,7 @@ def batches(static: Sequence[tuple[int, int, int, int]], continuous: Sequence[tu
         ax.set_yticks([lane + 0.5 for lane in range(lanes)], [say("06.batches.lane", n=lane) for lane in range(lanes)])
     axes[1].set_xlabel(say("06.step"))
     (s, s_idle), (c, c_idle) = ends
-    sentence = say("06.batches.sentence", static=s, static_idle=s_idle, continuous=c, continuous_idle=c_idle)
+    sentence = tell("06.batches.sentence", static=s, static_idle=s_idle, continuous=c, continuous_idle=c_idle)
     return Picture(fig, sentence, data=ends)
 
 
@@ -88,7 +88,7 @@ def reservation(prompt: int, written: int, needed: int, capacity: int, taken: in
     ax.axis("off")
     ax.set_title(say("06.reservation.title", taken=taken, written=written))
     parts = dict(zip(("prompt", "output", "reserved", "internal", "external"), lengths, strict=True))
-    return Picture(fig, say("06.reservation.sentence", taken=taken, **parts), data=parts)
+    return Picture(fig, tell("06.reservation.sentence", taken=taken, **parts), data=parts)
 
 
 # --- a pool, now and over time -------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def _sentence(snapshot: Snapshot, num_slots: int) -> str:
     key = "06.pool.waits" if snapshot.waiting else "06.pool.idle"
     first = letter(snapshot.waiting[0]) if snapshot.waiting else ""
     hole = longest_hole(snapshot, num_slots)
-    return say("06.pool.sentence", step=snapshot.step, slots=num_slots, **parts) + say(
+    return tell("06.pool.sentence", step=snapshot.step, slots=num_slots, **parts) + tell(
         key, first=first, free=free, hole=hole
     )
 
@@ -263,7 +263,7 @@ def pool_over_time(timeline: Sequence[Snapshot], num_slots: int, *, waits: tuple
     _stays_legend(ax, of)
     if waits is None:
         ax.set_title(say("06.time.title", n=len(of), slots=num_slots))
-        return Picture(fig, say("06.time.sentence", n=len(of), slots=num_slots, steps=len(timeline)), data=of)
+        return Picture(fig, tell("06.time.sentence", n=len(of), slots=num_slots, steps=len(timeline)), data=of)
     request, step = waits
     snapshot = next(s for s in timeline if s.step == step)
     needed = next(s.length for s in of if s.request == request)
@@ -275,7 +275,7 @@ def pool_over_time(timeline: Sequence[Snapshot], num_slots: int, *, waits: tuple
             ax.text(x + 0.15, middle, say("06.refused.hole", n=run.length), va="center", fontsize=9)
     words = {"name": letter(request), "needed": needed, "free": free, "hole": hole, "step": step}
     ax.set_title(say("06.refused.title", **words))
-    return Picture(fig, say("06.refused.sentence", **words), data=words)
+    return Picture(fig, tell("06.refused.sentence", **words), data=words)
 
 
 def map_image(timeline: Sequence[Snapshot], num_slots: int) -> Any:
@@ -359,8 +359,9 @@ def bars_beside_paper(ours: Mapping[str, Mapping[str, float]], paper: Mapping[st
     best = max(ours, key=lambda name: ours[name]["tokens"])
     words = {"best": best, "tokens": ours[best]["tokens"], "furthest": furthest}
     ax.set_title(say("06.bars.title", **words))
-    each = "; ".join(f"{n} {ours[n]['tokens']:.1f} against {paper[n]['tokens']:.1f}" for n in ours)
-    return Picture(fig, say("06.bars.sentence", each=each, **words), data=words)
+    numbers = [{"name": n, "ours": ours[n]["tokens"], "paper": paper[n]["tokens"]} for n in ours]
+    each = tell("06.join").join(tell("06.bars.each", **each) for each in numbers)
+    return Picture(fig, tell("06.bars.sentence", each=each, **words), data=words)
 
 
 def _parts_legend(ax: Any, parts: Sequence[str]) -> None:
@@ -388,7 +389,7 @@ def batched_beside_paper(ours: Mapping[str, float], paper: Mapping[str, float]) 
     first, *_, last = ours
     words = {"first": first, "last": last, "low": ours[first], "high": ours[last], "ratio": ours[last] / ours[first]}
     ax.set_title(say("06.batched.title", **words))
-    return Picture(fig, say("06.batched.sentence", **words), data=words)
+    return Picture(fig, tell("06.batched.sentence", **words), data=words)
 
 
 @picture
@@ -410,8 +411,10 @@ def what_if(results: Sequence[Breakdown]) -> Picture:
     words = {"most": most.allocator, "least": least.allocator, "high": 100 * most.tokens, "low": 100 * least.tokens}
     ax.set_title(say("06.whatif.title", **words))
     refused = max(len(r.refused) for r in results)
-    each = "; ".join(say("06.whatif.each", name=r.allocator, tokens=100 * r.tokens, n=r.batched) for r in results)
-    sentence = say("06.whatif.sentence", each=each) + (say("06.whatif.refused", n=refused) if refused else "")
+    each = tell("06.join").join(
+        tell("06.whatif.each", name=r.allocator, tokens=100 * r.tokens, n=r.batched) for r in results
+    )
+    sentence = tell("06.whatif.sentence", each=each) + (tell("06.whatif.refused", n=refused) if refused else "")
     return Picture(fig, sentence, data=words)
 
 
@@ -438,4 +441,4 @@ def padding(lengths: Sequence[int]) -> Picture:
     words = {"cells": longest * len(lengths), "empty": longest * len(lengths) - total, "total": total}
     top.set_title(say("06.padding.top", longest=longest, rows=len(lengths), **words))
     low.set_title(say("06.padding.low", **words))
-    return Picture(fig, say("06.padding.sentence", **words), data=words)
+    return Picture(fig, tell("06.padding.sentence", **words), data=words)

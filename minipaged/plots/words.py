@@ -1,4 +1,4 @@
-"""Every word that a reader sees in a picture, in one table, so that another language can be added beside it.
+"""Every word that a reader sees in a picture, in one table; another language stands beside it in words_<code>.py.
 
 Keys are "chapter.picture.part". Values are format strings; the numbers are filled in by the picture.
 """
@@ -6,6 +6,9 @@ Keys are "chapter.picture.part". Values are format strings; the numbers are fill
 from __future__ import annotations
 
 from typing import Any
+
+from minipaged.language import language, words
+from minipaged.plots.fonts import drawable
 
 WORDS: dict[str, str] = {
     # 00 start here
@@ -448,6 +451,7 @@ WORDS: dict[str, str] = {
     "06.step": "step",
     "06.slot": "slot",
     "06.nobody": "nobody",
+    "06.join": "; ",
     "06.batches.static": "Static: the batch ends with its longest request, {steps} steps, {idle} lane-steps empty",
     "06.batches.continuous": "Continuous: a free lane is filled at once, {steps} steps, {idle} lane-steps empty",
     "06.batches.lane": "lane {n}",
@@ -496,6 +500,7 @@ WORDS: dict[str, str] = {
         "Slots that hold tokens, in per cent, ours against the paper's: {each}; the largest difference in "
         "any part is {furthest:.1f} points."
     ),
+    "06.bars.each": "{name} {ours:.1f} against {paper:.1f}",
     "06.part.tokens": "tokens",
     "06.part.reserved": "reserved",
     "06.part.internal": "internal",
@@ -785,9 +790,131 @@ WORDS: dict[str, str] = {
         "{name}: at most {running} run and {waiting} wait; at most {blocks:.0%} of the blocks are in use; {gone} times "
         "a request gave way; a step has up to {tokens:,} tokens and takes up to {slowest:.2f} {unit}."
     ),
+    # 11 sharing
+    "11.pool.title": "{n} sequences: {blocks} blocks in use instead of {alone}; {shared} of them shared",
+    "11.pool.own": "one owner",
+    "11.pool.shared": "shared, with its count",
+    "11.pool.reserved": "empty slot of a last block",
+    "11.pool.free": "free block",
+    "11.pool.copied": "copied in this step",
+    "11.pool.sentence": (
+        "{n} sequences name {alone} blocks in their tables; {blocks} blocks of {pool} are in use, {shared} of them "
+        "shared, after {copies} copies: {percent:.0f} % less than without sharing."
+    ),
+    "11.moments.title": "{n} samples end with {blocks} blocks instead of {alone}, after {copies} copy",
+    "11.moments.table": "{name}: {table}",
+    "11.moments.count": "count {n}",
+    "11.moments.copy": "copy",
+    "11.moments.each": "{label}: {tables}",
+    "11.moments.copied": ", block {source} copied to block {target}",
+    "11.moments.sentence": "The tables, moment by moment. {each}",
+    "11.tree.title": "{n} beams, {blocks} blocks instead of {alone}: {percent:.0f} % less; darker: more beams name it",
+    "11.tree.block": "{block}  ×{count}",
+    "11.tree.gone": "{block}  given back",
+    "11.tree.sentence": (
+        "{n} beams name {alone} blocks in their tables, and {blocks} are in use, {percent:.0f} % less; {shared} are "
+        "shared, one of them by {most} beams; {gone} were given back since the moment before."
+    ),
+    "11.saved.paper": "paper, figure 15",
+    "11.saved.ours": "here, whole blocks",
+    "11.saved.tokens": "here, counting tokens",
+    "11.saved.sampling": "n samples of one prompt",
+    "11.saved.sampling.tick": "n = {n}",
+    "11.saved.beams": "beam search",
+    "11.saved.beams.tick": "k = {n}",
+    "11.saved.axis": "memory saved, %",
+    "11.saved.each": "{what}, {name}: {values}",
+    "11.saved.sentence": "Memory saved in per cent, for {counts}. {each}.",
+    "11.prefill.found": "found in the pool",
+    "11.prefill.computed": "computed",
+    "11.prefill.axis": "prompt tokens, in the order of arrival",
+    "11.prefill.title": "{percent:.0f} % of the prompt tokens need no computing",
+    "11.prefill.sentence": (
+        "{n} requests have {total:,} prompt tokens; {found:,} of them ({percent:.0f} %) were found in the pool and "
+        "{computed:,} were computed."
+    ),
+    "11.next.1": "steps",
+    "11.next.2": "tokens computed",
+    "11.next.3": "blocks in use, at most",
+    "11.next.each": "{name}: {steps} steps, {tokens:,} tokens computed, at most {blocks} blocks in use",
+    "11.next.sentence": "The same requests and the same tokens, one idea more in each row. {each}.",
+    "11.kept.title": "A block that nobody uses keeps its content until its turn comes to be handed out",
+    "11.kept.queue": "next to go: {queue}",
+    "11.kept.none": "nothing",
+    "11.kept.each": "{label}: {used} blocks in use, kept {kept}; the queue of free blocks is {queue}.",
+    # 13 from minipaged to vLLM
+    "13.map.ours": "minipaged (chapter, module, symbol)",
+    "13.map.theirs": "vLLM {version} (symbol, file below vllm/)",
+    "13.map.title": "{n} parts:  =  the same idea ({same})    ≈  changed ({changed})    ≠  done in another way ({other})",
+    "13.map.sentence": (
+        "The map: of {n} parts of minipaged, {same} follow the same idea in vLLM {version}, {changed} are changed, and "
+        "{other} are done in another way."
+    ),
+    "13.map.one": "{ours} (chapter {chapter}) is {symbol} in {path}.",
+    "13.part.front": "The same call with the same results; the engine behind it runs in a process of its own.",
+    "13.part.step": "One turn of the loop: schedule, execute, update. It can also prepare a step while another one runs.",
+    "13.part.request": "Token ids, a status, num_computed_tokens; it also carries the hashes of its full blocks.",
+    "13.part.schedule": (
+        "Running requests first, then waiting ones, under a budget of tokens; it knows no prefill and no decode, only "
+        "tokens that are not computed yet."
+    ),
+    "13.part.preempt": "Recompute only: blocks are freed, num_computed_tokens becomes 0, and the request waits in front.",
+    "13.part.prefix": "Hashes of full blocks, chained; a hit leaves at least one token to compute.",
+    "13.part.allocate": (
+        "One call admits and grows; behind it stands a manager for each kind of attention. The watermark is 0 unless "
+        "you set one."
+    ),
+    "13.part.pool": "Free blocks in a linked list; a freed block keeps its hash and can be hit. Block 0 is never dealt out.",
+    "13.part.fork": (
+        "No fork: n samples are n requests that meet in the prefix cache. A shared block is full, and a full block is "
+        "never written again, so nothing is copied."
+    ),
+    "13.part.beam": "Above the engine: each beam is a new request of one token that hits the prefix cache.",
+    "13.part.slots": "The same formula in a Triton kernel, for all tokens of the step at once; -1 pads.",
+    "13.part.runner": "vLLM's own model code instead of transformers' modules, buffers that stay in place, CUDA graphs.",
+    "13.part.write": "A kernel puts each new K and V at slot // block_size and slot % block_size.",
+    "13.part.kernel": (
+        "Prefill and decode in one kernel, an online softmax over the block table, the length split when programs are "
+        "few. On many GPUs a FlashAttention or FlashInfer kernel does this work."
+    ),
+    "13.part.sample": "Temperature, min-p, top-k, top-p, and a draw by Gumbel noise, for all rows at once.",
+    "13.part.draft": "Accept with min(1, p/q), else draw from what is left of p over q. Drafts that failed are not rolled back.",
+    "13.part.size": "Bytes of a page for each kind of layer, on one GPU; the planner makes groups of layers from it.",
+    "13.csr.rectangle": "block_tables",
+    "13.csr.title": "A rectangle of {padded} entries, or {pages} page numbers in a row",
+    "13.csr.sentence": (
+        "{n} block tables fill {padded} places when padded with -1. As CSR: indices {indices}, indptr {indptr}, "
+        "last_page_len {last} of {size}."
+    ),
+    "13.ledger.caption": "The claims ledger, {n} rows",
+    "13.ledger.number": "No.",
+    "13.ledger.claim": "claim",
+    "13.ledger.chapter": "chapter",
+    "13.ledger.check": "check",
+    "13.ledger.result": "what came out",
+    "13.ledger.verdict": "verdict",
+    "13.verdicts.chapter": "ch. {n}",
+    "13.verdicts.title": "{n} claims: ✓ {holds} hold, (✓) {partly} hold with conditions, ✎ {corrected} are corrected",
+    "13.verdicts.sentence": (
+        "Of {n} claims {holds} hold as they are said, {partly} hold with conditions, and {corrected} are corrected: "
+        "{numbers}."
+    ),
+    "13.heads.head": "KV head",
+    "13.heads.rank": "GPU {n}",
+    "13.heads.title": "{heads} KV heads on {ranks} GPUs: {each} on each",
+    "13.heads.sentence": (
+        "{heads} KV heads on {ranks} GPUs: each GPU keeps {each}, and a head is kept {copies} times. The block table is "
+        "the same on all."
+    ),
 }
 
 
 def say(key: str, **values: Any) -> str:
-    """The words for `key` with `values` filled in."""
-    return WORDS[key].format(**values)
+    """The words for `key` with `values` filled in, to be drawn: in English where no font has the glyphs."""
+    code = language()
+    return words(__package__, WORDS, key, code if drawable(code) else "en").format(**values)
+
+
+def tell(key: str, **values: Any) -> str:
+    """The words for `key` with `values` filled in, to be printed under the picture: this needs no font."""
+    return words(__package__, WORDS, key).format(**values)

@@ -1,4 +1,4 @@
-"""Every word that a reader sees on a widget, in one table, so that another language can be added beside it.
+"""Every word that a reader sees on a widget, in one table; another language stands beside it in words_<code>.py.
 
 Keys are "chapter.widget.part". Values are format strings; the numbers are filled in by the widget.
 """
@@ -6,6 +6,8 @@ Keys are "chapter.widget.part". Values are format strings; the numbers are fille
 from __future__ import annotations
 
 from typing import Any
+
+from minipaged.language import words
 
 WORDS: dict[str, str] = {
     # 00 start here
@@ -119,9 +121,15 @@ WORDS: dict[str, str] = {
     "10.serve.chunk": "tokens a step",
     "10.serve.policy": "policy",
     "10.serve.load": "steps between arrivals",
+    # 13 from minipaged to vLLM
+    "13.where.part": "part of minipaged",
+    "13.where.above": "Choose a part. The sentence below the map says where it is in vLLM, and what is different there.",
+    "13.table.above": "Three sequences, one pool. Below: the same page table as FlashInfer wants it.",
+    "13.table.length": "tokens of {name}",
+    "13.table.size": "block size",
 }
 
 
 def say(key: str, **values: Any) -> str:
     """The words for `key` with `values` filled in."""
-    return WORDS[key].format(**values)
+    return words(__package__, WORDS, key).format(**values)
