@@ -28,10 +28,9 @@ if "google.colab" in sys.modules:
     source = wheels[-1] if wheels else f"git+https://github.com/{{REPO}}" if REPO else None
     if source is None:
         raise SystemExit("Build a wheel with `make wheel`, upload it with the folder icon on the left, run this again.")
-    import numpy, torch
-    before = torch.__version__, numpy.__version__
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", source, "gguf"], check=True)
     from importlib.metadata import version
+    before = version("torch"), version("numpy")
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", source, "gguf"], check=True)
     after = version("torch"), version("numpy")
     print("minipaged", version("minipaged"), "| torch, numpy", "as before" if before == after else f"NOW {{after}}")"""
 
