@@ -10,6 +10,7 @@ One module per idea, in the order of the chapters. Read them top to bottom:
     paged_attention, model_runner    attention across blocks, whole models  chapter 8
     triton_kernels                   the same, as GPU kernels               chapter 9
     scheduler, engine                many requests in one budget            chapter 10
+    sharing, beam_search             blocks that several sequences name     chapter 11
 
 Names are handed out when first used, so that `import minipaged.kv_size` does not wait for torch.
 """

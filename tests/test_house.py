@@ -29,7 +29,7 @@ CHAPTERS = [
     {"paged_attention", "model_runner"},  # 8
     {"triton_kernels", "compile_kernels", "puzzles"},  # 9
     {"scheduler", "engine"},  # 10
-    {"beam_search"},  # 11
+    {"sharing", "beam_search"},  # 11
     {"speculative"},  # 12
 ]
 BESIDE = {"__init__", "doctor", "plots", "widgets", "exercises"}
@@ -85,7 +85,7 @@ def test_the_library_needs_no_triton_ipywidgets_or_matplotlib():
 
 
 def test_the_bookkeeping_needs_no_torch():
-    present = [n for n in ("fragmentation", "block_manager", "kv_size") if (PACKAGE / f"{n}.py").exists()]
+    present = [n for n in ("fragmentation", "block_manager", "sharing", "kv_size") if (PACKAGE / f"{n}.py").exists()]
     without("torch", "transformers", code="\n".join(f"import minipaged.{name}" for name in present))
 
 
