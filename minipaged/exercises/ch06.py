@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minipaged.exercises._base import Mistake, NotAttempted, _short, attempt, exercise, is_blank, listed, whole
+from minipaged.exercises.words import say
 from minipaged.fragmentation import FirstFitPool, chunk_for, next_power_of_two
 
 # --- which waste is this slot? -------------------------------------------------------------------------------------
@@ -18,46 +19,40 @@ def _kind(slot: int, written: int, needed: int, capacity: int) -> str:
     return KINDS[sum(slot >= mark for mark in marks)]
 
 
-@exercise(
-    "a slot's name depends on who will write to it: somebody did, its owner will, nobody can, nobody was given it"
-)
+@exercise("06.which.right")
 def check_06_which_waste(answer: Callable[..., str]) -> None:
     """`answer(slot, written, needed, capacity)` names what slot number `slot` of one request's piece is doing."""
     written, needed, capacity = 3, 5, 8
     for slot in range(10):
         got, want = attempt(answer, slot, written, needed, capacity), _kind(slot, written, needed, capacity)
         if got not in KINDS:
-            why = "; somebody waits, so no slot is idle" if got == "idle" else ""
-            raise Mistake(f"slot {slot}: you return {_short(got)}; the names are {', '.join(KINDS)}{why}")
+            key = "06.which.idle" if got == "idle" else "06.which.names"
+            raise Mistake(say(key, slot=slot, got=_short(got), names=", ".join(KINDS)))
         if got != want:
             why = _which_why(got, want, slot, (written, needed, capacity))
             kinds = [attempt(answer, other, written, needed, capacity) for other in (needed + written - 1, 9)]
             if slot == needed and got == "reserved" == kinds[0] != kinds[1]:
-                why = "`needed` is the sum at the end: the written slots are among these 5"
-            raise Mistake(f"3 slots written, 5 needed, 8 kept: slot {slot} is {want!r}, you say {got!r}; {why}")
+                why = say("06.which.needed")
+            raise Mistake(say("06.which.why", slot=slot, want=want, got=got, why=why))
     for slot, *marks in ((0, 1, 1, 1), (6, 2, 6, 6), (4, 4, 4, 9), (15, 15, 16, 16)):
         got, want = attempt(answer, slot, *marks), _kind(slot, *marks)
         if got != want:
-            raise Mistake(
-                f"{marks[0]} slots written, {marks[1]} needed, {marks[2]} kept: "
-                f"slot {slot} is {want!r}, you say {_short(got)}"
-            )
+            named = dict(zip(("written", "needed", "kept"), marks, strict=True))
+            raise Mistake(say("06.which.other", slot=slot, want=want, got=_short(got), **named))
 
 
 def _which_why(got: str, want: str, slot: int, marks: tuple[int, int, int]) -> str:
     if slot in marks and KINDS.index(got) == KINDS.index(want) - 1:
-        return f"slots count from 0, so the first {slot} slots are 0 to {slot - 1}"
+        return say("06.which.counting", slot=slot, last=slot - 1)
     if (got, want) == ("internal", "reserved"):
-        return "its own request will write it later, so it is reserved and not internal waste"
+        return say("06.which.reserved")
     if (got, want) == ("reserved", "internal"):
-        return "no token of this request will ever come there, so it is internal waste"
+        return say("06.which.internal")
     if (got, want) == ("external", "internal"):
-        return "it lies inside what the request was given, so it is internal waste"
+        return say("06.which.inside")
     if want == "external":
-        return "it lies past what the request was given: the allocator's rounding"
-    if want == "token":
-        return "a token's K and V lie there"
-    return "ask who will ever write to this slot"
+        return say("06.which.external")
+    return say("06.which.token" if want == "token" else "06.which.who")
 
 
 # --- waste by hand -------------------------------------------------------------------------------------------------
@@ -75,42 +70,38 @@ def five_requests() -> dict[str, int]:
     return parts | {"external": FIVE_POOL - kept, "idle": 0}
 
 
-@exercise("the five parts add up to the pool, and rounding to a chunk is external because nobody was given those slots")
+@exercise("06.five.right")
 def check_06_five_requests(answer: dict[str, int]) -> None:
     """`answer` maps tokens, reserved, internal, external and idle to numbers of slots."""
     right = five_requests()
     if not isinstance(answer, dict) or set(answer) != set(right):
-        raise Mistake(f"give a dictionary with the keys {', '.join(right)}")
+        raise Mistake(say("06.five.keys", keys=", ".join(right)))
     if any(is_blank(value) for value in answer.values()):
         raise NotAttempted
     if 99 < sum(map(_number, answer.values())) < 101:
-        raise Mistake("your five add up to 100: give numbers of slots, not per cent")
+        raise Mistake(say("06.five.percent"))
     answer = {name: whole(value) for name, value in answer.items()}
     chunks = sum(chunk_for(min(FIVE_MAX, p + next_power_of_two(o))) for p, o, _ in FIVE)
     total = sum(answer.values())
     if answer["idle"]:
-        raise Mistake(f"idle is {answer['idle']}: a sixth request waits, so no free slot is idle; it is external")
+        raise Mistake(say("06.five.idle", got=answer["idle"]))
     if answer["tokens"] != right["tokens"]:
-        raise Mistake(f"tokens is {answer['tokens']}: add prompt and output written so far, {right['tokens']}")
+        raise Mistake(say("06.five.tokens", got=answer["tokens"], want=right["tokens"]))
     if answer["internal"] == right["internal"] + right["reserved"]:
-        raise Mistake("your internal holds the reserved slots too: what its own request will write is reserved")
+        raise Mistake(say("06.five.both"))
     if answer["reserved"] != right["reserved"]:
-        raise Mistake(f"reserved is {answer['reserved']}: add output minus output written so far, {right['reserved']}")
+        raise Mistake(say("06.five.reserved", got=answer["reserved"], want=right["reserved"]))
     if answer["internal"] == right["internal"] + chunks - FIVE_POOL + right["external"]:
-        raise Mistake("your internal holds the rounding of the chunks too: the request was not given those slots")
+        raise Mistake(say("06.five.rounding"))
     no_limit = sum(p + next_power_of_two(o) for p, o, _ in FIVE)
     if answer["internal"] == right["internal"] + right["external"] + no_limit - FIVE_POOL:
-        raise Mistake(f"internal is {answer['internal']}: D keeps {FIVE_MAX} slots, the most that one request can have")
+        raise Mistake(say("06.five.most", got=answer["internal"], most=FIVE_MAX))
     if answer["internal"] != right["internal"]:
-        raise Mistake(
-            f"internal is {answer['internal']}: A keeps 20 + 32 slots and needs 50, so 2 there; the others in this way"
-        )
+        raise Mistake(say("06.five.internal", got=answer["internal"]))
     if answer["external"] == FIVE_POOL - chunks:
-        raise Mistake(
-            f"external is {answer['external']}: these are the free slots; the chunks' rounding belongs to it too"
-        )
+        raise Mistake(say("06.five.external", got=answer["external"]))
     if answer != right:
-        raise Mistake(f"the five add up to {total}, and the pool has {FIVE_POOL}: external is what is left")
+        raise Mistake(say("06.five.sum", total=total, pool=FIVE_POOL))
 
 
 def _number(value: Any) -> float:
@@ -123,7 +114,7 @@ def _number(value: Any) -> float:
 # --- first-fit -----------------------------------------------------------------------------------------------------
 
 
-@exercise("your first-fit finds the places the finished one finds, and says None when only the sum would be enough")
+@exercise("06.fit.right")
 def check_06_first_fit(answer: Callable[..., Any]) -> None:
     """`answer(holes, length)` -> (start, holes that are left), or None; holes are (start, length) from the left."""
     cases = [
@@ -158,36 +149,35 @@ def _read_place(got: Any) -> tuple[int, list[tuple[int, int]]] | None:
         if start is None:
             raise ValueError
         if hasattr(start, "__len__") and not hasattr(start, "item"):
-            raise Mistake(f"the start comes first and the holes second: (start, holes); you return {_short(got)}")
+            raise Mistake(say("06.fit.order", got=_short(got)))
         return whole(start), [(whole(a), whole(n)) for a, n in listed(holes)]
     except (TypeError, ValueError):
-        raise Mistake(f"return (start, holes that are left) or None, not {_short(got)}") from None
+        raise Mistake(say("06.fit.form", got=_short(got))) from None
 
 
 def _compare_place(holes: list[tuple[int, int]], length: int, got: Any, want: Any) -> None:
-    asked = f"{length} slots from the holes {holes}"
+    asked = say("06.fit.asked", length=length, holes=holes)
     if want is None:
         if got is not None:
-            raise Mistake(f"{asked}: no hole is that long, so None; you give {got}")
+            raise Mistake(say("06.fit.none", asked=asked, got=got))
         return
     if got is None:
-        exact = (want[0], length) in holes
-        why = "a hole of exactly that length fits" if exact else "a hole further right is long enough"
-        raise Mistake(f"{asked}: you say None, but {why}: it starts at {want[0]}")
+        key = "06.fit.exact" if (want[0], length) in holes else "06.fit.further"
+        raise Mistake(say(key, asked=asked, start=want[0]))
     if got[0] != want[0]:
         starts = [start for start, _ in holes]
-        why = (
-            "; that is the hole's place in the list" if got[0] not in starts and starts.index(want[0]) == got[0] else ""
-        )
+        key = "06.fit.start"
+        if got[0] not in starts and starts.index(want[0]) == got[0]:
+            key = "06.fit.place"
         if (want[0], got[0] + length - want[0]) in holes:
-            why = ", the hole's right end; take its left end"
-        raise Mistake(f"{asked}: the first hole that fits starts at {want[0]}; you take {got[0]}{why}")
+            key = "06.fit.end"
+        raise Mistake(say(key, asked=asked, start=want[0], taken=got[0]))
     if any(size == 0 for _, size in got[1]):
-        raise Mistake(f"{asked}: you keep a hole of 0 slots in {got[1]}; a hole that is used up is gone")
+        raise Mistake(say("06.fit.empty", asked=asked, left=got[1]))
     if sorted(got[1]) != sorted(want[1]):
-        raise Mistake(f"{asked}: afterwards the holes are {want[1]}; yours are {got[1]}")
+        raise Mistake(say("06.fit.left", asked=asked, want=want[1], left=got[1]))
     if got[1] != want[1]:
-        raise Mistake(f"{asked}: the holes that are left stand in the order {got[1]}; keep them from left to right")
+        raise Mistake(say("06.fit.sorted", asked=asked, left=got[1]))
 
 
 # --- the queue that stands still -----------------------------------------------------------------------------------
@@ -212,20 +202,18 @@ def serve(sizes: list[int], pool: int) -> tuple[list[list[int]], list[int]]:
     return steps, refused
 
 
-@exercise(
-    "the request that can never fit is refused and named, the ones that fit later wait their turn, all others run"
-)
+@exercise("06.queue.right")
 def check_06_queue(answer: Callable[..., Any]) -> None:
     """`answer(sizes, pool)` -> (steps, refused): the sizes served in each step, and a list of sizes."""
-    asked = "(steps, refused), and steps is a list with one list of sizes for each step"
+    asked = say("06.queue.pair")
     cases = [([3, 5], 10), ([6, 6, 2], 10), ([3, 20, 4], 10), ([11, 10], 10), ([12], 10), ([9, 30, 2, 8, 40, 1], 10)]
     for sizes, pool in cases:
         got = listed(attempt(answer, list(sizes), pool), asked)
         if len(got) != 2:
-            raise Mistake(f"return {asked}, not {got!r}")
+            raise Mistake(say("06.queue.form", asked=asked, got=got))
         if any(hasattr(size, "__len__") and not hasattr(size, "item") for size in listed(got[1], asked)):
-            raise Mistake(f"return {asked}, and refused is one list of sizes; you return {_short(tuple(got))}")
-        steps = [listed(step, "a list of sizes for each step, such as [[6, 3], [5]]") for step in listed(got[0], asked)]
+            raise Mistake(say("06.queue.one", asked=asked, got=_short(tuple(got))))
+        steps = [listed(step, say("06.queue.step")) for step in listed(got[0], asked)]
         steps = [[whole(size) for size in step] for step in steps]
         _compare_queue(sizes, pool, [step for step in steps if step], [whole(size) for size in listed(got[1], asked)])
 
@@ -234,25 +222,25 @@ def _compare_queue(sizes: list[int], pool: int, steps: list[list[int]], refused:
     want_steps, want_refused = serve(sizes, pool)
     if (steps, refused) == (want_steps, want_refused):
         return
-    case = f"sizes {sizes} and a pool of {pool}"
+    case = say("06.queue.case", sizes=sizes, pool=pool)
     served, want = [size for step in steps for size in step], [size for step in want_steps for size in step]
     early = [size for size in refused if size <= pool]
     strange = sorted({*served, *refused} - {*sizes})
     if strange:
-        raise Mistake(f"{case}: nobody has the size {strange[0]}; return sizes, not numbers of requests")
+        raise Mistake(say("06.queue.strange", case=case, size=strange[0]))
     if early == [pool]:
-        raise Mistake(f"{case}: you refuse {pool}, which fits exactly when the pool is empty")
+        raise Mistake(say("06.queue.fits", case=case, pool=pool))
     if early:
-        raise Mistake(f"{case}: you refuse {early}, which only had to wait until the others had ended")
+        raise Mistake(say("06.queue.early", case=case, early=early))
     if any(size > pool for size in served):
-        raise Mistake(f"{case}: you serve {max(served)}, more than the whole pool")
+        raise Mistake(say("06.queue.large", case=case, largest=max(served)))
     if sorted(served) == sorted(want) and served != want:
-        raise Mistake(f"{case}: served in the order {served}, expected {want}: nobody overtakes")
+        raise Mistake(say("06.queue.order", case=case, served=served, want=want))
     if len(served) < len(want):
-        raise Mistake(f"{case}: you serve {served} and stop, expected {want}: the queue stands still")
+        raise Mistake(say("06.queue.stands", case=case, served=served, want=want))
     full = [step for step in steps if sum(step) > pool]
     if full:
-        raise Mistake(f"{case}: the step {full[0]} needs {sum(full[0])} slots at once")
+        raise Mistake(say("06.queue.full", case=case, step=full[0], total=sum(full[0])))
     if served == want and refused == want_refused:
-        raise Mistake(f"{case}: your steps are {steps}, expected {want_steps}: each takes as many from the head as fit")
-    raise Mistake(f"{case}: you refuse {refused}, expected {want_refused}: a request must not vanish in silence")
+        raise Mistake(say("06.queue.steps", case=case, steps=steps, want=want_steps))
+    raise Mistake(say("06.queue.refused", case=case, refused=refused, want=want_refused))
