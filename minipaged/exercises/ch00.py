@@ -10,7 +10,7 @@ from typing import Any
 
 from minipaged.exercises._base import Mistake, attempt, exercise, listed, whole
 
-_PASSES = ((35, 20), (10, 1), (1, 1), (1, 5))  # prompt tokens, new tokens
+_PASSES = ((4, 3), (10, 1), (1, 1), (1, 5), (35, 20))  # prompt tokens, new tokens
 
 
 @exercise(
@@ -29,6 +29,8 @@ def check_00_passes(answer: Any) -> None:
 
 def _judge_passes(prompt: int, new: int, passes: int, read: int) -> None:
     case = f"for a prompt of {prompt} tokens and {new} new tokens you say {passes} passes and {read} tokens read"
+    if (passes, read) == (prompt + new - 1, new) != (read, passes):
+        raise Mistake(f"{case}: these are the two numbers in each other's place; return (passes, tokens_read)")
     if passes != new:
         why = {
             new + 1: "the last new token is never fed back, so there is no pass after it",
@@ -42,6 +44,8 @@ def _judge_passes(prompt: int, new: int, passes: int, read: int) -> None:
             prompt + new: "the last new token is written and never read",
             new: "the first pass reads the whole prompt, not one token",
             prompt * new + new * (new - 1) // 2: "that many are read when nothing is kept",
+            prompt * new: "the prompt is read once, by the first pass, and not by every pass",
+            new - 1: "the first pass reads the prompt: count its tokens too",
         }.get(read, "the first pass reads the prompt, each later pass one token")
         raise Mistake(f"{case}, expected {expected} tokens: {why}")
 
@@ -51,6 +55,9 @@ class _Script:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens, self.asked = tokens, []
+
+    def __repr__(self) -> str:
+        return "next_token"
 
     def __call__(self, ids: Any) -> int:
         self.asked.append(list(ids))
@@ -76,11 +83,20 @@ def check_00_loop(answer: Any) -> None:
     for says, end_ids, limit, want in _LOOPS:
         model, prompt = _Script(says), list(_PROMPT)
         got = attempt(_bounded(answer, model, limit), model, prompt, set(end_ids), limit)
+        if want and isinstance(got, list) and not (got or model.asked) and _counts_the_prompt(answer):
+            raise Mistake(f"limit {limit}, prompt {prompt}: no pass was run; the limit counts new tokens only")
         _judge_loop(got, want, model.asked, f"limit {limit}, end ids {sorted(end_ids)}, model says {says}")
         if prompt != _PROMPT:
             raise Mistake(
                 f"your loop changed the caller's prompt from {_PROMPT} to {prompt}; work on a copy: list(prompt_ids)"
             )
+
+
+def _counts_the_prompt(answer: Callable[..., Any]) -> bool:
+    """Does the reader's loop stay away from the model too when the prompt holds no end id?"""
+    model = _Script([7, 8, 9])
+    attempt(_bounded(answer, model, 3), model, list(_PROMPT), {99}, 3)
+    return not model.asked
 
 
 def _bounded(answer: Callable[..., Any], model: _Script, limit: int) -> Callable[..., Any]:
@@ -92,7 +108,8 @@ def _bounded(answer: Callable[..., Any], model: _Script, limit: int) -> Callable
                 raise RuntimeError(f"more than {limit + 20} passes with a limit of {limit}: the loop does not stop")
             return model(ids)
 
-        return answer(next_token, *rest)
+        got = answer(next_token, *rest)
+        return list(got) if hasattr(got, "__next__") else got  # a generator asks the model only now
 
     return run
 

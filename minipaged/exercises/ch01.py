@@ -22,7 +22,10 @@ def check_01_top_p(answer: Callable[[list[float], float], Any]) -> None:
         ([0.25, 0.75], 1.0),
     ]
     for probs, p in cases:
-        got = _ids(attempt(answer, list(probs), p))
+        got = listed(attempt(answer, list(probs), p), "a list of token ids")
+        if got and all(isinstance(x, float) and x in probs for x in got):
+            raise Mistake(f"for probs {probs} and p = {p} you return {got}: return the ids, not their probabilities")
+        got = _ids(got)
         order = sorted(range(len(probs)), key=lambda i: -probs[i])
         want = order[: _smallest(probs, order, p)]
         if got != sorted(want):
@@ -37,6 +40,8 @@ def _smallest(probs: Sequence[float], order: Sequence[int], p: float) -> int:
 
 def _why_top_p(got: list[int], want: list[int], order: list[int], probs: list[float], p: float) -> str:
     mass = sum(probs[i] for i in got if 0 <= i < len(probs))
+    if len({*got}) < len(got):
+        return "an id comes more than once"
     if not got:
         return "nothing is left to draw from; the most probable token always stays"
     if got == sorted(want[:-1]):
@@ -53,16 +58,29 @@ def _why_top_p(got: list[int], want: list[int], order: list[int], probs: list[fl
     return f"the mass of what you keep is {mass:g}"
 
 
-@exercise("temperature, then top-k, then top-p: equal to the library's probabilities on three settings")
+@exercise("temperature, then top-k, then top-p: equal to the library's probabilities on every setting")
 def check_01_order(answer: Callable[[list[float], float, int, float], Any]) -> None:
     """`answer(logits, temperature, k, p)` returns the probabilities that a token is drawn from, one for each id."""
     logits = [math.log(x) for x in (0.4, 0.3, 0.15, 0.1, 0.05)]
-    for temperature, k, p in [(1.0, 5, 1.0), (2.0, 5, 0.8), (0.5, 5, 0.8), (1.0, 2, 0.5), (2.0, 3, 0.7)]:
-        got = [float(x) for x in attempt(answer, list(logits), temperature, k, p)]
+    for temperature, k, p in _SETTINGS:
+        got = listed(attempt(answer, list(logits), temperature, k, p), "a list of probabilities, one for each id")
+        got = [float(x) for x in got]
         want = _pipeline(logits, temperature, k, p, ("temperature", "top-k", "top-p"))
         if not _close(got, want):
             shown = f"for temperature {temperature}, k = {k}, p = {p} you give {_round(got)}, expected {_round(want)}: "
             raise Mistake(shown + _why_order(got, logits, temperature, k, p))
+
+
+_SETTINGS = (  # one step alone first, so that its own mistake is seen there
+    (1.0, 5, 1.0),
+    (1.0, 5, 0.8),
+    (1.0, 2, 1.0),
+    (2.0, 5, 1.0),
+    (2.0, 5, 0.8),
+    (0.5, 5, 0.8),
+    (1.0, 2, 0.5),
+    (2.0, 3, 0.7),
+)
 
 
 def _pipeline(logits: list[float], temperature: float, k: int, p: float, order: Sequence[str]) -> list[float]:
@@ -84,6 +102,21 @@ def _pipeline(logits: list[float], temperature: float, k: int, p: float, order: 
 def _why_order(got: list[float], logits: list[float], temperature: float, k: int, p: float) -> str:
     if len(got) != len(logits):
         return f"one probability for each of the {len(logits)} ids is asked for, and 0 for a token that was cut"
+    if any(math.isnan(x) for x in got):
+        return "nan is no probability: was something divided by 0?"
+    if min(got) < 0:
+        return "these are logits; a softmax makes probabilities of them"
+    want = _pipeline(logits, temperature, k, p, ("temperature", "top-k", "top-p"))
+    if _close(sorted(got), sorted(want)):
+        return "the numbers are right and stand in another order; give them in the order of the ids"
+    if (temperature, k) == (1.0, 5) and sum(x > 0 for x in got) == sum(x > 0 for x in want) - 1:
+        return "you dropped the token that crosses p"
+    if (temperature, k) == (1.0, 5) and sum(x > 0 for x in got) > sum(x > 0 for x in want):
+        return f"top-p keeps tokens only until their mass has reached {p}"
+    if _close(got, _pipeline(logits, 1.0, k, p, ("top-k", "top-p"))) and p == 1:
+        return "the temperature changes nothing here: divide the logits by it"
+    if _close(got, _pipeline(logits, temperature, 5, p, ("temperature", "top-p"))) and p == 1:
+        return f"top-k keeps only the {k} most probable tokens"
     for order in itertools.permutations(("temperature", "top-k", "top-p")):
         if _close(got, _pipeline(logits, temperature, k, p, order)):
             tail = " (or the mass was not shared again after top-k)" if order[-1] == "top-k" else ""
@@ -101,7 +134,7 @@ def check_01_dart(answer: Callable[[list[float], float], Any]) -> None:
     """`answer(probs, dart)` returns the id whose part of the strip the dart in [0, 1) hits."""
     cases = [
         ([0.2, 0.3, 0.5], 0.1, 0),
-        ([0.2, 0.3, 0.5], 0.4, 1),
+        ([0.2, 0.3, 0.5], 0.31, 1),
         ([0.2, 0.3, 0.5], 0.9, 2),
         ([0.5, 0.1, 0.4], 0.55, 1),
         ([0.0, 0.5, 0.5], 0.0, 1),
@@ -112,7 +145,7 @@ def check_01_dart(answer: Callable[[list[float], float], Any]) -> None:
         if got != want:
             raise Mistake(
                 f"the dart {dart} on the strip {probs} hits token {want}, you say {got}: "
-                + _why_dart(got, want, probs, dart)
+                + _why_dart(answer, got, probs, dart)
             )
     probs, dart = [0.1] * 10, 1 - 2**-53
     got = answer(list(probs), dart)
@@ -123,13 +156,27 @@ def check_01_dart(answer: Callable[[list[float], float], Any]) -> None:
         )
 
 
-def _why_dart(got: int, want: int, probs: list[float], dart: float) -> str:
+def _hit(probs: Sequence[float], ids: Sequence[int], dart: float) -> int:
+    """The id that a dart hits when the parts lie in this order."""
+    ends = itertools.accumulate(probs[i] for i in ids)
+    return next((i for i, end in zip(ids, ends, strict=True) if end > dart), ids[-1])
+
+
+def _why_dart(answer: Callable[..., Any], got: int, probs: list[float], dart: float) -> str:
     ends = list(itertools.accumulate(probs))
+    ids = list(range(len(probs)))
+    probe = whole(attempt(answer, [0.3, 0.5, 0.2], 0.9))  # greedy says 1, from the right 0, sorted 2
     if 0 <= got < len(probs) and probs[got] == 0:
         return "that token has probability 0; the hit is the first end beyond the dart, not at it"
     if got == next((i for i, p in enumerate(probs) if p > dart), -1):
         return "compare the dart with the ends of the parts (running sums), not with the probabilities"
-    if got == max(range(len(probs)), key=probs.__getitem__):
+    if got == int(dart * len(probs)):
+        return "that gives every token the same width, whatever its probability"
+    if probe == 0 and got == _hit(probs, ids[::-1], dart):
+        return "the parts lie in the order of the ids, and the dart counts from the left"
+    if probe == 2 and got == _hit(probs, sorted(ids, key=lambda i: -probs[i]), dart):
+        return "the parts lie in the order of the ids; you sorted them"
+    if probe == 1 and got == max(ids, key=probs.__getitem__):
         return "that is the most probable token, whatever the dart says: greedy"
     return f"the parts end at {[round(e, 3) for e in ends]}"
 
@@ -174,6 +221,8 @@ def _why_loop(got: list[int], want: list[int], eos: int, calls: int, prompt: lis
         return shown + "the end token is missing; it was written too, and so it belongs to the ids"
     if got != want and got[: len(want)] == want[: len(got)]:
         return shown + f"max_tokens counts new tokens, and you wrote {len(got)}"
+    if got == want and calls == len(want) + len(prompt) - 1 and len(prompt) > 1:
+        return f"{calls} passes for {len(want)} tokens: feed the prompt in one pass, all {len(prompt)} tokens together"
     if got == want:
         return f"{calls} passes for {len(want)} tokens: a pass whose scores nobody uses is wasted"
     return shown + "take the id with the highest score at each step"
@@ -211,6 +260,8 @@ class _Reader:
         if first == held:
             extra = self.calls > 1 and len(ids) > 1
             return f"call {self.calls} feeds {len(ids)} tokens; only one is new" if extra else ""
+        if not held:
+            return f"call 1 starts at position {first}; nothing is read yet, so the whole prompt goes in at position 0"
         if first == 0 and ids[:held] == self.held:
             return f"call {self.calls} feeds {len(ids)} tokens again; the cache already holds the first {held}"
         return (

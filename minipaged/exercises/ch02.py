@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -64,6 +65,9 @@ def _why(got: tuple[int, ...], config: dict[str, Any]) -> str:
             5,
             config["hidden_size"] // kv_heads,
         ): "hidden_size is divided by the query heads, not by KV heads",
+        (kv_heads, 5, head_dim): "the batch is missing",
+        (2, kv_heads, head_dim, 5): "the tokens come before the numbers of a head, [batch, heads, length, head_dim]",
+        (2, 2 * kv_heads, 5, head_dim): "that is K and V together; here K alone is asked for",
         (2, 5, kv_heads * head_dim): "that is what k_proj gives; K is cut into heads",
     }
     return known.get(got, "the axes are [batch, num_key_value_heads, length, head_dim]")
@@ -90,7 +94,11 @@ def _why_offset(got: int, index: tuple[int, ...], shape: tuple[int, ...]) -> str
         return "one too many: the first cell stands at 0"
     if got == flat_offset(index, by_columns):
         return "you let the first axis run fastest; in torch the last one does"
-    if got == own_lengths:
+    if got == flat_offset(index, contiguous_strides(shape)) - 1:
+        return "one too few: the first cell stands at 0, and so do indices start"
+    if got == 4 * flat_offset(index, contiguous_strides(shape)):
+        return "places are counted in numbers, not in bytes"
+    if got == own_lengths or got == sum(i * prod(shape[axis:]) for axis, i in enumerate(index)):
         return "an axis's stride is the product of the lengths behind it, not its own length"
     return "a stride is the product of all lengths behind the axis, 1 for the last"
 
@@ -100,7 +108,7 @@ def check_02_split_heads(answer: Any) -> None:
     """`answer(x, num_heads)`: [batch, length, num_heads * head_dim] -> [batch, num_heads, length, head_dim]."""
     for batch, length, heads, dim in ((1, 2, 3, 2), (2, 3, 2, 4), (2, 4, 4, 4)):
         x = torch.arange(batch * length * heads * dim).view(batch, length, heads * dim)
-        got, want = torch.as_tensor(attempt(answer, x, heads)), split_heads(x, heads)
+        got, want = _as_tensor(attempt(answer, x, heads)), split_heads(x, heads)
         if got.shape != want.shape:
             found, right = tuple(got.shape), tuple(want.shape)
             raise Mistake(
@@ -110,13 +118,21 @@ def check_02_split_heads(answer: Any) -> None:
             raise Mistake(f"x = arange, shape {tuple(x.shape)}, {heads} heads: {_stranger(got, x, want, heads)}")
 
 
+def _as_tensor(value: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        many = f"{len(value)} pieces" if isinstance(value, (list, tuple)) else type(value).__name__
+        raise Mistake(f"you return {many}; return one tensor [batch, num_heads, length, head_dim]") from None
+
+
 def _swap(found: tuple[int, ...], right: tuple[int, ...]) -> str:
     """A word about two axes that changed places."""
-    return (
-        ": the tokens and the heads have yet to change places"
-        if found == (right[0], right[2], right[1], right[3])
-        else ""
-    )
+    if found == (right[0], right[2], right[1], right[3]):
+        return ": the tokens and the heads have yet to change places"
+    if found == (right[1], right[0], *right[2:]) and right[0] != right[1]:
+        return ": the batch comes first, then the heads"
+    return ""
 
 
 def _stranger(got: torch.Tensor, x: torch.Tensor, want: torch.Tensor, heads: int) -> str:
@@ -144,11 +160,14 @@ def check_02_k_bytes(answer: Any) -> None:
         group = config["num_attention_heads"] // config["num_key_value_heads"]
         given = config["hidden_size"] // config["num_attention_heads"] / shape[3]
         known = {
+            2 * want / layers: "that is K and V of one layer; here K alone is asked for, of all layers",
             want / layers: "that is one layer; this model has as many K tensors as layers",
             want * 2: "that is K and V together; here K alone is asked for",
             want / size: "that is how many numbers; each takes bytes_per_number bytes",
             want * group: "K has the KV heads, not the query heads",
             want * given: "this config gives head_dim: take it, do not compute it",
+            want / length: "the length is missing: every token has its own K",
+            want * 8: "that is bits; a byte has 8 of them",
             want / batch: "the batch is missing: every sequence has its own K",
         }
         why = known.get(got, "layers x batch x num_key_value_heads x length x head_dim x bytes_per_number")

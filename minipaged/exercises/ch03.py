@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from minipaged.attention import attention, causal_mask, masked_softmax
-from minipaged.exercises._base import Mistake, attempt, exercise, listed
+from minipaged.exercises._base import Mistake, _short, attempt, exercise, listed
 
 # The numbers of the exercise "one score by hand": 4 query heads, 2 KV heads, heads of 4 numbers; query head 2 looks.
 _HEADS, _KV_HEADS, _LOOKS = 4, 2, 2
@@ -20,6 +20,8 @@ _K = [[2.0, 1.0, 1.0, 2.0], [4.0, -1.0, 5.0, 2.0]]  # this token's key in KV hea
 @exercise("group, dot product, scale: 1 / sqrt(head_dim) keeps scores from growing with the head's size")
 def check_03_score(answer: Any) -> None:
     """One score of grouped-query attention, computed by hand."""
+    if isinstance(answer, (bool, str, bytes)) or not (hasattr(answer, "item") or hasattr(answer, "__float__")):
+        raise Mistake(f"you give {_short(answer)}; give the score as one number")
     got = float(answer)
     grouped, tiled = _LOOKS // (_HEADS // _KV_HEADS), _LOOKS % _KV_HEADS
     dot = [sum(a * b for a, b in zip(_Q, key, strict=True)) for key in _K]
@@ -61,7 +63,11 @@ def check_03_chunk_mask(answer: Any) -> None:
 
 
 def _as_bools(mask: Any, case: str) -> Tensor:
-    mask = mask if isinstance(mask, Tensor) else torch.tensor([listed(row) for row in listed(mask)])
+    if not isinstance(mask, Tensor):
+        rows = [listed(row, "a row of True and False for each query") for row in listed(mask, "a list of rows")]
+        if len({len(row) for row in rows}) > 1:
+            raise Mistake(f"{case} has rows of different lengths; each row has an entry for every key, True or False")
+        mask = torch.tensor(rows)
     if mask.dtype.is_floating_point:
         raise Mistake(f"{case} gives numbers of type {mask.dtype}; return True where a query may look, else False")
     return mask.bool()
@@ -69,7 +75,7 @@ def _as_bools(mask: Any, case: str) -> Tensor:
 
 def _why_mask(answer: Callable[..., Any], got: Tensor, want: Tensor) -> str:
     """What kind of wrong mask this is, seen on a chunk of 3 after 2 older tokens."""
-    chunk = torch.as_tensor(attempt(answer, 3, 5)).bool()
+    chunk = _as_bools(attempt(answer, 3, 5), "chunk_mask(3, 5)")
     rows, columns = torch.arange(3)[:, None], torch.arange(5)[None]
     known = [
         (columns >= 0, "nothing is hidden: a token would look at tokens that are not written yet"),
@@ -80,8 +86,17 @@ def _why_mask(answer: Callable[..., Any], got: Tensor, want: Tensor) -> str:
         ),
         (columns < rows + 2, "a token may look at itself as well: <=, not <"),
         (columns <= rows + 3, "one key too many: the newest query would see one token ahead"),
+        (columns < 0, "everything is hidden: a token may look at itself and at all before it"),
+        (columns == rows + 2, "each query sees only its own key; it may see all keys before it too"),
+        (columns < 2, "the chunk's own keys are hidden; a new token sees itself and the new ones before it"),
+        (
+            (columns >= 2) & (columns <= rows + 2),
+            "the keys before the chunk are hidden; they are what the cache is for",
+        ),
         (columns >= rows + 2, "it looks ahead instead of back: keys up to the query's own, not from it on"),
     ]
+    if chunk.shape == (5, 3):
+        return "rows and columns are in each other's place: a row a query, a column a key"
     for mask, why in known:
         if chunk.shape == mask.expand(3, 5).shape and torch.equal(chunk, mask.expand(3, 5)):
             return why
@@ -126,6 +141,8 @@ def _why_softmax(scores: Tensor, got: Tensor) -> str:
         if got.isnan().any():
             return "the maximum of the row is -inf, and -inf - -inf is not a number; subtract 0 there, divide by 1"
         return "a row that may look at nothing must give zeros, not equal shares"
+    if hidden.any() and not (got > 0).any():
+        return "subtract the row's maximum; its minimum or its mean is infinite when one entry is hidden"
     if hidden.any():
         return "a hidden entry weighs exactly 0, however low the others are: keep -inf, exp(-inf) is 0"
     if scores.dim() == 2 and any(torch.allclose(got, wrong, atol=1e-5) for wrong in _without_keepdim(scores)):
@@ -136,6 +153,8 @@ def _why_softmax(scores: Tensor, got: Tensor) -> str:
         if scores.dim() == 2:
             return "the maximum must be each row's own (dim=-1, keepdim=True): with another row's, a whole row vanishes"
         return "exp of a large score is infinite, of a very low one 0: subtract the row's maximum first"
+    if (got < 0).any():
+        return "these are logarithms of the shares (log_softmax); take the exponential"
     if not torch.allclose(got.double().sum(-1), torch.ones(scores.shape[:-1], dtype=torch.float64), atol=1e-4):
         return "the shares of a row must sum to 1: divide by the sum of the exponentials"
     return "each share is exp(score) divided by the sum of the row's exponentials"
@@ -155,7 +174,8 @@ def check_03_grouped_heads(answer: Any) -> None:
     """Causal attention with grouped heads: q [num_heads, q_len, dim], k and v [num_kv_heads, kv_len, dim]."""
     g = torch.Generator().manual_seed(0)
     for heads, kv_heads, q_len, kv_len in [
-        (1, 1, 1, 2),
+        (1, 1, 3, 3),
+        (1, 1, 2, 4),
         (2, 2, 3, 3),
         (4, 2, 3, 3),
         (9, 3, 4, 4),
@@ -171,13 +191,18 @@ def check_03_grouped_heads(answer: Any) -> None:
         if got.shape != want.shape:
             raise Mistake(f"{case}: the result has shape {list(got.shape)}, expected {list(want.shape)}")
         if not torch.allclose(got, want, atol=1e-5):
-            wrong = ((got - want).abs() > 1e-5).flatten(1).any(1).nonzero().flatten().tolist()
+            wrong = (~torch.isclose(got, want, atol=1e-5)).flatten(1).any(1).nonzero().flatten().tolist()
             raise Mistake(f"{case}: heads {wrong} are wrong: {_why_heads(q, k, v, got)}")
 
 
 def _why_heads(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
     group = q.shape[0] // k.shape[0]
     q_len, kv_len = q.shape[1], k.shape[1]
+    right_mask = causal_mask(q_len, kv_len)
+    own = torch.arange(kv_len) == torch.arange(kv_len - q_len, kv_len)[:, None]
+    keys, values = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
+    scores = q @ keys.mT / 2
+    down = scores.masked_fill(~right_mask, -torch.inf).softmax(-2).nan_to_num()
     top_left = torch.ones(q_len, kv_len, dtype=torch.bool).tril()
     mixed = attention(q, k, v[:1].expand_as(v))
     known = [
@@ -191,10 +216,21 @@ def _why_heads(q: Tensor, k: Tensor, v: Tensor, got: Tensor) -> str:
          "the mask starts at the top left; the queries are the last tokens, so align it with the last key"),
         (attention(q, k[:1].expand_as(k), v[:1].expand_as(v)), "every head reads KV head 0"),
         (q @ k.repeat_interleave(group, 0).mT @ v.repeat_interleave(group, 0), "scores are not shares yet: softmax"),
+        (attention(q, k.repeat(group, 1, 1), v.repeat_interleave(group, 0)),
+         "the values are grouped and the keys still tiled: both need the same order"),
+        (attention(q, k, v, scale=1 / q.shape[-1]), "the scores are divided by dim; divide by its square root"),
+        (scores.masked_fill(~right_mask | own, -torch.inf).softmax(-1) @ values,
+         "a query may look at its own key too; here a token does not see itself"),
+        (scores.masked_fill(right_mask, -torch.inf).softmax(-1) @ values,
+         "the mask is the other way round: what may be seen is hidden"),
+        (down @ values, "softmax runs down the columns; the shares of each query, a row, must sum to 1"),
+        (scores.softmax(-1) * right_mask @ values,
+         "the mask comes after softmax, so the shares that are left do not sum to 1; set the scores to -inf before"),
+        (attention(q, v, k), "keys and values are in each other's place"),
         (mixed, "the shares are right and every head takes the values of KV head 0"),
     ]  # fmt: skip
     for value, why in known:
-        if torch.allclose(got, value, atol=1e-5):
+        if torch.allclose(got, value, atol=1e-5, equal_nan=True):
             return why
     return (
         f"head h must read KV head h // {group}, mask the future, scale by 1 / sqrt(dim), softmax, and mix the values"

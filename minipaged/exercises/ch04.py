@@ -21,7 +21,12 @@ class _Toy:
         self.fed: list[int] = []
         self.calls: list[list[int]] = []
 
+    def __repr__(self) -> str:
+        return "feed"
+
     def __call__(self, tokens: Any) -> int:
+        if not hasattr(tokens, "__iter__"):
+            raise TypeError(f"feed takes a list of token ids: feed([{tokens}])")
         new = [int(token) for token in tokens]
         if not new:
             raise ValueError("a pass needs at least one token")
@@ -48,10 +53,12 @@ def _loop(feed: _Toy, prompt: list[int], max_tokens: int) -> list[int]:
 )
 def check_04_decode_loop(answer: Callable[..., list[int]]) -> None:
     """`answer(feed, prompt, max_tokens)`: new token ids; `feed(tokens)` returns the next token, 0 is the end."""
-    for prompt, max_tokens in (([5, 8], 1), ([5, 8], 4), ([1, 2, 3, 4, 5], 12), ([4], 12), ([9, 9, 2], 12)):
+    for prompt, max_tokens in (([5, 8], 4), ([5, 8], 1), ([1, 2, 3, 4, 5], 12), ([4], 12), ([9, 9, 2], 12)):
         mine, toy = _Toy(), _Toy()
         want = _loop(toy, prompt, max_tokens)
         got = attempt(answer, mine, list(prompt), max_tokens)
+        if hasattr(got, "__next__"):  # a generator: only now it feeds
+            got = attempt(list, got)
         case = f"for the prompt {prompt} and max_tokens={max_tokens}"
         _check_calls(mine.calls, toy.calls, prompt, case)
         got = [whole(token) for token in listed(got, "a list of token ids")]
@@ -68,6 +75,9 @@ def _check_calls(mine: list[list[int]], right: list[list[int]], prompt: list[int
         return
     if not mine:
         raise Mistake(f"{case} nothing was fed to the model")
+    if mine == right[: len(mine)]:
+        why = "max_tokens counts the new tokens, not the prompt" if len(mine) <= 2 else "the loop ends too early"
+        raise Mistake(f"{case} you made {len(mine)} passes, expected {len(right)}: {why}")
     if len(prompt) > 1 and mine[0] == prompt[:1]:
         raise Mistake(f"{case} you feed the prompt token by token: prefill takes all {len(prompt)} tokens in one pass")
     if mine[0] != prompt:
@@ -77,9 +87,10 @@ def _check_calls(mine: list[list[int]], right: list[list[int]], prompt: list[int
             f"{case} the second pass got {mine[1]}: the model keeps the earlier tokens in its cache, so feed only the "
             "new one, or they are counted twice"
         )
-    if len(right) > 1 and len(mine) > 1 and mine[1] == prompt[-1:] != right[1]:
+    if len(mine) > 1 and mine[1] == prompt[-1:] != [*right, []][1]:
         raise Mistake(
-            f"{case} the second pass got {mine[1]}, the end of the prompt; expected {right[1]}, the new token"
+            f"{case} the second pass got {mine[1]}, the end of the prompt; it is in the cache already, and the first "
+            "pass gave the first new token"
         )
     if mine[: len(right)] == right and _ends(mine, right):
         raise Mistake(f"{case} you go on after the end token {_END}: {len(mine)} passes, expected {len(right)}")
@@ -135,7 +146,7 @@ _REQUESTS = [(30, 10), (12, 50), (5, 5), (40, 20)]
 @exercise("the longest request decides the size, and what it leaves empty in the others is the price")
 def check_04_preallocation(answer: Callable[..., tuple[int, float]]) -> None:
     """`answer(requests)`: (smallest max_len for all [(prompt, output)], share of reserved slots that stay empty)."""
-    for requests in ([(3, 2)], [(3, 2), (1, 1)], _REQUESTS):
+    for requests in ([(3, 2)], [(5, 2), (2, 1)], _REQUESTS):
         lengths = [prompt + output - 1 for prompt, output in requests]
         longest, used = max(lengths), sum(lengths)
         empty = 1 - used / (longest * len(requests))
@@ -143,6 +154,10 @@ def check_04_preallocation(answer: Callable[..., tuple[int, float]]) -> None:
         got = listed(got, "two numbers, (max_len, share of empty slots)")
         if len(got) != 2:
             raise Mistake(f"expected two numbers, (max_len, share of empty slots), got {got!r}")
+        if isinstance(got[1], (str, bytes)) or not hasattr(got[1], "__float__"):
+            raise Mistake(f"the share is {got[1]!r}; give a number from 0 to 1")
+        if 0 <= float(got[0]) < 1 <= float(got[1]):
+            raise Mistake(f"you return {got}: the number of slots comes first, (max_len, share of empty slots)")
         max_len, share = whole(got[0]), float(got[1])
         case = f"for the requests {requests}"
         if max_len != longest:
@@ -155,6 +170,8 @@ def check_04_preallocation(answer: Callable[..., tuple[int, float]]) -> None:
 
 def _why_slots(got: float, requests: list[tuple[int, int]]) -> str:
     lengths = [prompt + output - 1 for prompt, output in requests]
+    if got == sum(lengths):
+        return "each request has a row of its own: the longest one decides, not the sum"
     if got == max(lengths) + 1:
         return "the last token is never fed and needs no slot"
     if got == max(p for p, _ in requests) + max(o for _, o in requests) - 1:
@@ -174,6 +191,10 @@ def _why_share(got: float, longest: int, lengths: list[int]) -> str:
         return "divide by the slots that are reserved, not by those that are used"
     if abs(got - (reserved - used)) < 1e-6:
         return f"this is a number of slots; divide it by the {reserved} reserved ones"
+    if abs(got - (1 - (used + len(lengths)) / reserved)) < 1e-6:
+        return "the last token is never fed and takes no slot: a request writes one token less than prompt + output"
+    if abs(got - (1 - used / reserved)) < 0.006:
+        return "give the share as it is, not rounded"
     return f"{used} of {reserved} reserved slots are used"
 
 
@@ -194,8 +215,12 @@ def check_04_positions(answer: Callable[..., list[int]]) -> None:
             raise Mistake(f"{case}; this is right for one new token only: a chunk starts earlier")
         if got == list(range(new)):
             raise Mistake(f"{case}; this forgets the tokens in the cache, as if every pass were the first")
+        if got == want[::-1]:
+            raise Mistake(f"{case}; the numbers are right and in reverse order")
         if len(got) != new:
             raise Mistake(f"{case}; there must be one position for each new token")
+        if len({*got}) == 1 and new > 1:
+            raise Mistake(f"{case}; every token has its own position")
         raise Mistake(f"{case}; count how many tokens stand before each new one")
 
 

@@ -67,6 +67,30 @@ def knows_one_end_id(next_token, prompt_ids, end_ids, max_new_tokens):
     return new
 
 
+def counts_the_prompt(next_token, prompt_ids, end_ids, max_new_tokens):
+    ids = list(prompt_ids)
+    while len(ids) < max_new_tokens:
+        ids.append(next_token(ids))
+        if ids[-1] in end_ids:
+            break
+    return ids[len(prompt_ids) :]
+
+
+def forgets_the_prompt(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    while len(new) < max_new_tokens and not end_ids & {*new}:
+        new.append(next_token(new))
+    return new
+
+
+def asks_before_the_limit(next_token, prompt_ids, end_ids, max_new_tokens):
+    new = []
+    while True:
+        new.append(next_token([*prompt_ids, *new]))
+        if new[-1] in end_ids or len(new) >= max_new_tokens:
+            return new
+
+
 def never_stops(next_token, prompt_ids, end_ids, max_new_tokens):
     new = []
     while True:
@@ -80,7 +104,10 @@ WRONG = {
         (lambda p, n: (n + 1, p + n - 1), "there is no pass after it"),
         (lambda p, n: (p + n, p + n - 1), "read in one pass"),
         (lambda p, n: (n - 1, p + n - 1), "it gives the first new token"),
-        (lambda p, n: (7, 7), "each pass gives one new token"),
+        (lambda p, n: (9, 9), "each pass gives one new token"),
+        (lambda p, n: (p + n - 1, n), "in each other's place"),
+        (lambda p, n: (n, p * n), "and not by every pass"),
+        (lambda p, n: (n, n - 1), "count its tokens too"),
         (lambda p, n: (n, p + n), "written and never read"),
         (lambda p, n: (n, n), "reads the whole prompt"),
         (lambda p, n: (n, sum(p + i for i in range(n))), "when nothing is kept"),
@@ -97,6 +124,9 @@ WRONG = {
         (knows_one_end_id, "end ids [2, 5], model says [7, 5, 6, 6, 6]: you return [7, 5, 6, 6]"),
         (never_stops, "the loop does not stop"),
         (lambda *a: 3, "return a list"),
+        (counts_the_prompt, "the limit counts new tokens only"),
+        (forgets_the_prompt, "pass 1 was given []"),
+        (asks_before_the_limit, "you return [7], expected []"),
         (lambda *a: None if a else 3, "nothing was returned"),
     ],
 }

@@ -69,6 +69,28 @@ def runs_past_the_end(probs, dart):
     return next((i for i in range(len(probs)) if sum(probs[: i + 1]) > dart), len(probs))
 
 
+def from_the_right(probs, dart):
+    return len(probs) - 1 - runs_past_the_end(probs[::-1], dart)
+
+
+def sorts_the_parts(probs, dart):
+    return _order(probs)[runs_past_the_end(sorted(probs, reverse=True), dart)]
+
+
+def feeds_the_prompt_token_by_token(read, prompt, max_tokens, eos):
+    for position, token in enumerate(prompt):
+        scores = read([token], position)
+    new = [scores.index(max(scores))]
+    while new[-1] != eos and len(new) < max_tokens:
+        scores = read(new[-1:], len(prompt) + len(new) - 1)
+        new.append(scores.index(max(scores)))
+    return new
+
+
+def feeds_the_last_token_only(read, prompt, max_tokens, eos):
+    return read(prompt[-1:], len(prompt) - 1)
+
+
 def forgets_to_return(*a):
     _counting(*a)
 
@@ -126,6 +148,8 @@ WRONG = {
         (does_not_sort, "that is the order of the ids"),
         (gives_places_instead_of_ids, "places in the sorted list"),
         (lambda probs: probs, "your code raised TypeError"),
+        (lambda probs, p: [probs[i] for i in keeps_the_smallest_set(probs, p)], "not their probabilities"),
+        (lambda probs, p: 2 * keeps_the_smallest_set(probs, p), "more than once"),
         (lambda probs, p: [x >= p for x in probs], "whole number"),
     ],
     "check_01_order": [
@@ -133,19 +157,29 @@ WRONG = {
         (lambda x, t, k, p: _steps(x, t, k, p, "tpk"), "that is the order temperature, top-p, top-k (or the mass was"),
         (lambda x, t, k, p: _steps(x, 1 / t, k, p, "tkp"), "divided by the temperature, not multiplied"),
         (lambda x, t, k, p: _steps(x, t, k, p, "tkp", renormalise=False), "must share all of the mass again"),
+        (lambda x, t, k, p: _softmax([y / t for y in x]), "only until their mass has reached 0.8"),
+        (lambda x, t, k, p: _steps(x, t, k, p, "tp"), "only the 2 most probable"),
+        (lambda x, t, k, p: _steps(x, 1, k, p, "kp"), "the temperature changes nothing"),
+        (lambda x, t, k, p: _steps(x, t, k, p - 0.15 if p == 0.8 else p, "tkp"), "dropped the token that crosses p"),
+        (lambda x, t, k, p: [y / t for y in x], "these are logits"),
+        (lambda x, t, k, p: _steps(x, t, k, p, "tkp")[::-1], "in the order of the ids"),
+        (lambda x, t, k, p: 0.5, "return a list of probabilities"),
         (lambda x, t, k, p: [y for y in _steps(x, t, k, p, "tkp") if y], "one probability for each of the 5 ids"),
-        (lambda x, t, k, p: _softmax(x), "one step at a time"),
+        (lambda x, t, k, p: [0.2] * 5, "one step at a time"),
     ],
     "check_01_dart": [
         (lambda probs, dart: probs.index(max(probs)), "greedy"),
         (lambda probs, dart: next(i for i in range(len(probs)) if sum(probs[: i + 1]) >= dart), "has probability 0"),
         (lambda probs, dart: next((i for i in range(len(probs)) if probs[i] > dart), 0), "running sums"),
         (runs_past_the_end, "rounding leaves"),
+        (lambda probs, dart: int(dart * len(probs)), "the same width"),
+        (from_the_right, "counts from the left"),
+        (sorts_the_parts, "you sorted them"),
         (lambda probs, dart: next((i for i in range(len(probs)) if sum(probs[:i]) > dart), 2), "the parts end at"),
     ],
     "check_01_loop": [
         (lambda *a: _counting(*a, position=0), "at position 4; the cache holds 3 tokens"),
-        (lambda *a: _counting(*a, first=1), "at position 1; the cache holds 0"),
+        (lambda *a: _counting(*a, first=1), "call 1 starts at position 1"),
         (lambda *a: _counting(*a, whole=True), "feeds 4 tokens again"),
         (lambda *a: _counting(*a, drop_end=True), "the end token is missing"),
         (lambda *a: _counting(*a, ignore_end=True), "goes on after the end token"),
@@ -153,6 +187,8 @@ WRONG = {
         (lambda *a: _counting(*a, extra=-1), "max_tokens counts new tokens, and you wrote 3"),
         (lambda *a: _counting(*a, late=True), "a pass whose scores nobody uses"),
         (lambda *a: _counting(*a, with_prompt=True), "without the prompt"),
+        (feeds_the_prompt_token_by_token, "feed the prompt in one pass"),
+        (feeds_the_last_token_only, "the whole prompt goes in at position 0"),
         (forgets_to_return, "nothing was returned"),
         (feeds_a_bare_token, "read takes a list of ids"),
     ],

@@ -50,6 +50,22 @@ def repeats_the_prompts_end(feed, prompt, max_tokens):
     return output
 
 
+def feeds_a_bare_token(feed, prompt, max_tokens):
+    return [token := feed(prompt), feed(token)]
+
+
+def counts_the_prompt(feed, prompt, max_tokens):
+    return feeds_right(feed, prompt, max_tokens - len(prompt))
+
+
+def feeds_right(feed, prompt, max_tokens):
+    output, new = [], prompt
+    while len(output) < max_tokens and 0 not in output:
+        output.append(feed(new))
+        new = output[-1:]
+    return output
+
+
 def lengths(requests):
     return [prompt + output - 1 for prompt, output in requests]
 
@@ -85,6 +101,9 @@ WRONG = {
         (returns_the_prompt, "you return the prompt as well"),
         (repeats_the_prompts_end, "the end of the prompt"),
         (lambda feed, prompt, max_tokens: [1], "nothing was fed"),
+        (feeds_a_bare_token, "feed takes a list"),
+        (counts_the_prompt, "not the prompt"),
+        (lambda feed, prompt, max_tokens: feeds_right(feed, prompt, max_tokens - 1), "ends too early"),
     ],
     "check_04_token_passes": [
         (lambda p, n, cached: p + n if cached else sum(range(p, p + n)), "the last token is never fed, so one less"),
@@ -95,6 +114,8 @@ WRONG = {
             "the first pass has the prompt only",
         ),
         (lambda p, n, cached: n, "the number of passes"),
+        (lambda p, n, cached: p + n - 1 if cached else (p + n) ** 2, "1 passes: the first over 1"),
+        (lambda p, n, cached: n - 1, "one pass over 1"),
     ],
     "check_04_preallocation": [
         (lambda r: (max(lengths(r)) + 1, empty(r, max(lengths(r)) + 1)), "needs no slot"),
@@ -105,11 +126,19 @@ WRONG = {
         (share_of_the_used, "not by those that are used"),
         (lambda r: (max(lengths(r)), sum(max(lengths(r)) - n for n in lengths(r))), "this is a number of slots"),
         (lambda r: max(lengths(r)), "return two numbers"),
+        (lambda r: (sum(lengths(r)), 0.0), "not the sum"),
+        (lambda r: (max(lengths(r)), "20 %"), "a number from 0 to 1"),
+        (lambda r: (empty(r, max(lengths(r))), max(lengths(r))), "the number of slots comes first"),
+        (lambda r: (max(lengths(r)), round(empty(r, max(lengths(r))), 2)), "not rounded"),
+        (lambda r: (max(lengths(r)), 1 - (sum(lengths(r)) + len(r)) / (max(lengths(r)) * len(r))), "takes no slot"),
     ],
     "check_04_positions": [
         (lambda num_tokens, new: list(range(num_tokens, num_tokens + new)), "the bug is there"),
         (lambda num_tokens, new: list(range(num_tokens - 1, num_tokens - 1 + new)), "right for one new token only"),
         (lambda num_tokens, new: list(range(new)), "forgets the tokens in the cache"),
         (lambda num_tokens, new: [num_tokens - 1], "one position for each new token"),
+        (lambda num_tokens, new: [num_tokens - 1] * new, "its own position"),
+        (lambda num_tokens, new: list(range(num_tokens - new, num_tokens))[::-1], "in reverse order"),
+        (lambda num_tokens, new: num_tokens - 1, "return a list of positions"),
     ],
 }
