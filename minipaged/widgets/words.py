@@ -121,6 +121,20 @@ WORDS: dict[str, str] = {
     "10.serve.chunk": "tokens a step",
     "10.serve.policy": "policy",
     "10.serve.load": "steps between arrivals",
+    # 11 sharing
+    "11.fork.above": (
+        "One prompt, several samples, blocks of 16. All are forked from the first; then each writes in turn; then the "
+        "last ones end. The real block manager runs."
+    ),
+    "11.fork.prompt": "prompt tokens",
+    "11.fork.n": "samples",
+    "11.fork.written": "tokens written by each",
+    "11.fork.ended": "samples that ended",
+    "11.beams.above": (
+        "The blocks of all beams. Darker: more beams name it. Dotted: given back in this step, because its beam lost."
+    ),
+    "11.beams.step": "step",
+    "11.beams.title": "Step {step} of {steps}",
     # 13 from minipaged to vLLM
     "13.where.part": "part of minipaged",
     "13.where.above": "Choose a part. The sentence below the map says where it is in vLLM, and what is different there.",
