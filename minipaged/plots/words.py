@@ -845,40 +845,51 @@ WORDS: dict[str, str] = {
     # 13 from minipaged to vLLM
     "13.map.ours": "minipaged (chapter, module, symbol)",
     "13.map.theirs": "vLLM {version} (symbol, file below vllm/)",
-    "13.map.title": "{n} parts:  =  the same idea ({same})    ≈  changed ({changed})    ≠  done in another way ({other})",
+    "13.map.title": "{n} parts:  =  the same idea ({same})   ≈  changed ({changed})   ≠  another way ({other})",
     "13.map.sentence": (
         "The map: of {n} parts of minipaged, {same} follow the same idea in vLLM {version}, {changed} are changed, and "
         "{other} are done in another way."
     ),
     "13.map.one": "{ours} (chapter {chapter}) is {symbol} in {path}.",
     "13.part.front": "The same call with the same results; the engine behind it runs in a process of its own.",
-    "13.part.step": "One turn of the loop: schedule, execute, update. It can also prepare a step while another one runs.",
+    "13.part.step": (
+        "One turn of the loop: schedule, execute, update. It can also prepare a step while another one runs."
+    ),
     "13.part.request": "Token ids, a status, num_computed_tokens; it also carries the hashes of its full blocks.",
     "13.part.schedule": (
         "Running requests first, then waiting ones, under a budget of tokens; it knows no prefill and no decode, only "
         "tokens that are not computed yet."
     ),
-    "13.part.preempt": "Recompute only: blocks are freed, num_computed_tokens becomes 0, and the request waits in front.",
+    "13.part.preempt": (
+        "Recompute only: blocks are freed, num_computed_tokens becomes 0, and the request waits in front."
+    ),
     "13.part.prefix": "Hashes of full blocks, chained; a hit leaves at least one token to compute.",
     "13.part.allocate": (
         "One call admits and grows; behind it stands a manager for each kind of attention. The watermark is 0 unless "
         "you set one."
     ),
-    "13.part.pool": "Free blocks in a linked list; a freed block keeps its hash and can be hit. Block 0 is never dealt out.",
+    "13.part.pool": (
+        "Free blocks in a linked list; a freed block keeps its hash and can be hit. Block 0 is never dealt out."
+    ),
     "13.part.fork": (
         "No fork: n samples are n requests that meet in the prefix cache. A shared block is full, and a full block is "
         "never written again, so nothing is copied."
     ),
     "13.part.beam": "Above the engine: each beam is a new request of one token that hits the prefix cache.",
     "13.part.slots": "The same formula in a Triton kernel, for all tokens of the step at once; -1 pads.",
-    "13.part.runner": "vLLM's own model code instead of transformers' modules, buffers that stay in place, CUDA graphs.",
+    "13.part.runner": (
+        "vLLM's own model code instead of transformers' modules, buffers that stay in place, CUDA graphs."
+    ),
     "13.part.write": "A kernel puts each new K and V at slot // block_size and slot % block_size.",
     "13.part.kernel": (
         "Prefill and decode in one kernel, an online softmax over the block table, the length split when programs are "
         "few. On many GPUs a FlashAttention or FlashInfer kernel does this work."
     ),
     "13.part.sample": "Temperature, min-p, top-k, top-p, and a draw by Gumbel noise, for all rows at once.",
-    "13.part.draft": "Accept with min(1, p/q), else draw from what is left of p over q. Drafts that failed are not rolled back.",
+    "13.part.draft": (
+        "Accept with min(1, p/q), else draw from what is left of p over q. Slots of rejected drafts are written "
+        "again; no block is given back."
+    ),
     "13.part.size": "Bytes of a page for each kind of layer, on one GPU; the planner makes groups of layers from it.",
     "13.csr.rectangle": "block_tables",
     "13.csr.title": "A rectangle of {padded} entries, or {pages} page numbers in a row",
@@ -903,8 +914,8 @@ WORDS: dict[str, str] = {
     "13.heads.rank": "GPU {n}",
     "13.heads.title": "{heads} KV heads on {ranks} GPUs: {each} on each",
     "13.heads.sentence": (
-        "{heads} KV heads on {ranks} GPUs: each GPU keeps {each}, and a head is kept {copies} times. The block table is "
-        "the same on all."
+        "{heads} KV heads on {ranks} GPUs: each GPU keeps {each}; copies of each head: {copies}. The block table "
+        "is the same on all."
     ),
 }
 
