@@ -11,15 +11,17 @@ Here are numbers only, no tensor: `BlockPool` holds the free blocks and counts w
 the tables. A block is handed out when a token needs it and not before, so less than one block a sequence stays empty
 (Kwon et al., SOSP 2023, sections 4.2 and 4.3). `Paged` puts this manager behind the simulator of chapter 6.
 Admission, growing and freeing are chapter 7's; host memory is chapter 10's; sharing is chapter 11's: several tables may
-name one block, and whoever writes into such a block copies it first (section 4.4). Read it in that order.
+name one block, whoever writes into such a block copies it first (section 4.4), and a prompt that begins like an earlier
+one finds that one's blocks again (`PrefixIndex`). Read it in that order. Left out: merging equal blocks.
 """
 
 from __future__ import annotations
 
 import enum
+import operator
 import random
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 
@@ -82,6 +84,7 @@ class BlockPool:
     """All blocks, and the queue of free ones.
 
     Blocks leave at the front of the queue and come back at its end, so the block that was free for longest goes first.
+    The queue is an ordered dictionary because chapter 11 takes blocks out of its middle; a deque would search for them.
 
     Args:
         num_blocks: blocks in the pool.
@@ -97,7 +100,8 @@ class BlockPool:
             shown = f"{first[:8]}" + ("..." if len(first) > 8 else "")
             raise InvalidInputError(f"block_order {shown} names a block twice or one outside 0 to {num_blocks - 1}")
         rest = set(first)
-        self.free_ids = deque([*first, *(i for i in range(num_blocks) if i not in rest)])
+        self.free_ids = OrderedDict.fromkeys([*first, *(i for i in range(num_blocks) if i not in rest)])
+        self.prefixes = PrefixIndex()  # stays empty without prefix caching
 
     @property
     def num_free(self) -> int:
@@ -106,14 +110,17 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """Hand out `count` free blocks, each with a reference count of 1; the caller has seen that there are enough."""
-        taken = [self.free_ids.popleft() for _ in range(count)]
+        taken = [self.free_ids.popitem(last=False)[0] for _ in range(count)]
         for block_id in taken:
             self.blocks[block_id].ref_count = 1
+            self.prefixes.remove(block_id)  # it will hold something else: this is the eviction of chapter 11
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """One table more names each of these blocks (chapter 11)."""
+        """One table more names each of these blocks; one that was free leaves the queue of free ones (chapter 11)."""
         for block_id in block_ids:
+            if self.blocks[block_id].ref_count == 0:
+                del self.free_ids[block_id]
             self.blocks[block_id].ref_count += 1
 
     def give_back(self, block_ids: Iterable[int]) -> None:
@@ -124,7 +131,7 @@ class BlockPool:
                 raise MinipagedError(f"block {block_id} is given back twice: it is free already")
             block.ref_count -= 1
             if block.ref_count == 0:
-                self.free_ids.append(block_id)
+                self.free_ids[block_id] = None  # at the end
 
 
 class BlockManager:
@@ -137,6 +144,8 @@ class BlockManager:
             sequences can grow a little before one of them has to be preempted. Growing may use these blocks.
         block_order: see `BlockPool`.
         num_host_blocks: blocks of a second pool, in host memory, that whole sequences can be moved to and from.
+        enable_prefix_caching: let new sequences use the blocks of earlier ones that begin with the same tokens.
+        hash_function: see `PrefixIndex`.
 
     Sequences are known by an integer id that the caller chooses. Every method checks first and changes after: when one
     raises, nothing has changed.
@@ -150,6 +159,8 @@ class BlockManager:
         watermark: float = 0.01,
         block_order: Iterable[int] | None = None,
         num_host_blocks: int = 0,
+        enable_prefix_caching: bool = False,
+        hash_function: Callable[[int, tuple[int, ...]], int] | None = None,
     ) -> None:
         num_host_blocks = whole_number("num_host_blocks", num_host_blocks)
         block_size = whole_number("block_size", block_size, 1)
@@ -162,6 +173,10 @@ class BlockManager:
         self._tables: dict[int, list[int]] = {}
         self._num_tokens: dict[int, int] = {}
         self._host_tables: dict[int, list[int]] = {}  # of the sequences that are swapped out
+        self.enable_prefix_caching = enable_prefix_caching
+        self.pool.prefixes = PrefixIndex(hash_function)
+        self._token_ids: dict[int, Sequence[int]] = {}  # what `allocate` was told, for prefix caching alone
+        self._prefixes: dict[int, list[Prefix]] = {}  # of each sequence's full blocks that are computed
 
     @property
     def num_blocks(self) -> int:
@@ -203,41 +218,50 @@ class BlockManager:
 
     # -- admission -------------------------------------------------------------------------------------------------
 
-    def can_allocate(self, token_ids: Sized, *, watermark: bool = True) -> AllocStatus:
+    def can_allocate(self, token_ids: Sequence[int], *, watermark: bool = True, extra: int = 0) -> AllocStatus:
         """Whether a new sequence with these tokens can be admitted now, later, or never.
 
         Args:
-            token_ids: its tokens; only their number matters here.
+            token_ids: its tokens. Only their number matters, unless earlier blocks can be found again (chapter 11).
             watermark: keep the watermark free. A sequence that will be alone needs no room left for others.
+            extra: blocks that must stay free besides, for other samples of the same prompt.
 
         Raises:
             InvalidInputError: there is no token.
         """
+        return self._plan(token_ids, watermark, extra)[0]
+
+    def _plan(self, token_ids: Sequence[int], watermark: bool, extra: int = 0) -> tuple[AllocStatus, list[int]]:
+        """The status of an admission, and the blocks that hold the K and V of its first tokens already."""
         if len(token_ids) == 0:
             raise InvalidInputError("an empty prompt: a sequence starts with at least 1 token (a start token will do)")
-        spare = self.watermark_blocks if watermark else 0
+        spare = extra + (self.watermark_blocks if watermark else 0)
         wanted = blocks_needed(len(token_ids), self.block_size) + spare
         if wanted > self.num_blocks:
-            return AllocStatus.NEVER
-        return AllocStatus.OK if wanted <= self.num_free_blocks else AllocStatus.LATER
+            return AllocStatus.NEVER, []
+        cached = self._cached_blocks(token_ids)
+        # one that others use costs nothing; one that is free costs what a fresh block costs: it leaves the free queue
+        wanted -= sum(self.pool.blocks[block_id].ref_count > 0 for block_id in cached)
+        return (AllocStatus.OK if wanted <= self.num_free_blocks else AllocStatus.LATER), cached
 
-    def allocate(self, seq_id: int, token_ids: Sized, *, watermark: bool = True) -> int:
+    def allocate(self, seq_id: int, token_ids: Sequence[int], *, watermark: bool = True) -> int:
         """Admit a sequence: give it a table with a slot for each of its tokens.
 
         Args:
             seq_id: an id that no admitted sequence has.
-            token_ids: its tokens; only their number matters here.
+            token_ids: its tokens, see `can_allocate`.
             watermark: see `can_allocate`.
 
         Returns:
-            How many of its first tokens have their K and V in the pool already: 0 (chapter 11 finds some).
+            How many of its first tokens have their K and V in the pool already: 0 without prefix caching, otherwise
+            whole blocks, and never all tokens.
 
         Raises:
             InvalidInputError: an id in use, or no token.
             OutOfBlocksError: `can_allocate` says LATER or NEVER.
         """
         seq_id = self._unused(seq_id)
-        status = self.can_allocate(token_ids, watermark=watermark)
+        status, cached = self._plan(token_ids, watermark)
         needed = blocks_needed(len(token_ids), self.block_size)
         if status is not AllocStatus.OK:
             later = status is AllocStatus.LATER
@@ -246,9 +270,13 @@ class BlockManager:
                 f"{self.num_blocks} are free, {self.watermark_blocks} of which admission leaves. "
                 + ("Wait until a sequence is freed." if later else "This pool is too small for it.")
             )
-        self._tables[seq_id] = self.pool.take(needed)
+        self.pool.share(cached)  # before others are taken, or one of these might be
+        self._tables[seq_id] = [*cached, *self.pool.take(needed - len(cached))]
         self._num_tokens[seq_id] = len(token_ids)
-        return 0
+        if self.enable_prefix_caching:
+            self._token_ids[seq_id] = list(token_ids)
+            self._prefixes[seq_id] = [self.pool.prefixes.held_by(block_id) for block_id in cached]
+        return len(cached) * self.block_size
 
     # -- growing and shrinking -------------------------------------------------------------------------------------
 
@@ -307,12 +335,15 @@ class BlockManager:
         self.pool.give_back(reversed(table[kept:]))
         del table[kept:]
         self._num_tokens[seq_id] = num_tokens
+        if self.enable_prefix_caching:  # what comes instead is not known yet
+            self._token_ids[seq_id] = self._token_ids[seq_id][:num_tokens]
+            del self._prefixes[seq_id][num_tokens // self.block_size :]
 
     def free(self, seq_id: int) -> None:
         """The sequence is over: give back all its blocks, the last one first.
 
         Last first, because the free queue hands out in the order of return. The first blocks of a sequence (a system
-        prompt, say) are the ones that another may want again in chapter 11, so they should be reused as late as can be.
+        prompt, say) are the ones that another may find again in chapter 11, so they should be reused as late as can be.
         """
         if seq_id in self._host_tables:
             self._host.give_back(reversed(self._host_tables.pop(seq_id)))
@@ -320,6 +351,8 @@ class BlockManager:
             self.pool.give_back(reversed(self._tables[self._known(seq_id)]))
             del self._tables[seq_id]
         del self._num_tokens[seq_id]
+        self._token_ids.pop(seq_id, None)
+        self._prefixes.pop(seq_id, None)
 
     # -- to host memory and back (chapter 10) ----------------------------------------------------------------------
 
@@ -415,6 +448,8 @@ class BlockManager:
     def fork(self, parent_id: int, child_id: int) -> None:
         """Start a sequence that is equal to another one so far: it names the same blocks, and no block is taken.
 
+        All tokens of the parent should be computed: a slot that is still to be written would be shared too.
+
         Raises:
             InvalidInputError: unknown parent, or an id in use.
         """
@@ -422,24 +457,28 @@ class BlockManager:
         self._tables[self._unused(child_id)] = list(table)
         self._num_tokens[child_id] = self._num_tokens[parent_id]
         self.pool.share(table)
+        if self.enable_prefix_caching:
+            self._token_ids[child_id] = self._token_ids[parent_id]
+            self._prefixes[child_id] = list(self._prefixes[parent_id])
+
+    def _tail_has_room(self, seq_id: int) -> bool:
+        """Whether the next token goes into the last block. A full block is never written: it can stay shared."""
+        return len(self._tables[seq_id]) * self.block_size > self._num_tokens[seq_id]
 
     def _tail_is_shared(self, seq_id: int) -> bool:
-        """Whether this sequence's next token would be written into a block that another one names too.
-
-        Only the last block can have room. A full block is never written again, so it can stay shared for ever.
-        """
-        table = self._tables[seq_id]
-        has_room = len(table) * self.block_size > self._num_tokens[seq_id]
-        return has_room and self.pool.blocks[table[-1]].ref_count > 1
+        """Whether this sequence's next token would be written into a block that another one names too."""
+        return self._tail_has_room(seq_id) and self.pool.blocks[self._tables[seq_id][-1]].ref_count > 1
 
     def _copy_on_write(self, seq_id: int) -> list[tuple[int, int]]:
         """Put a block of its own in the place of a shared one that the sequence is about to write into.
 
         The last one to write finds a count of 1 and keeps the original: n sequences cost n - 1 copies.
         """
-        if not self._tail_is_shared(seq_id):
-            return []
         table = self._tables[seq_id]
+        if not self._tail_is_shared(seq_id):
+            if self._tail_has_room(seq_id):  # after a cut it may still be listed with the tokens that were cut off
+                self.pool.prefixes.remove(table[-1])
+            return []
         shared, (own,) = table[-1], self.pool.take(1)
         table[-1] = own
         self.pool.give_back([shared])
@@ -464,6 +503,67 @@ class BlockManager:
                 writers[table[-1]] += 1
         return needed + sum(min(count, named[block_id] - 1) for block_id, count in writers.items())
 
+    # -- finding a prefix again (chapter 11) -----------------------------------------------------------------------
+
+    def mark_computed(self, seq_id: int, num_tokens: int, token_ids: Sequence[int] | None = None) -> None:
+        """Say that the K and V of a sequence's first `num_tokens` tokens are in their slots.
+
+        Only then can its full blocks be found by others: before, there is nothing in them to read. Nothing happens
+        without prefix caching.
+
+        Args:
+            token_ids: its tokens so far, with those that were written since `allocate`, which so become findable too.
+                None: those that `allocate` was given.
+
+        Raises:
+            InvalidInputError: unknown sequence, or fewer tokens than `num_tokens`.
+        """
+        held, size = self._num_tokens[self._known(seq_id)], self.block_size
+        known = self._token_ids.get(seq_id, ()) if token_ids is None else token_ids
+        if not 0 <= num_tokens <= held or (token_ids is not None and len(token_ids) < num_tokens):
+            raise InvalidInputError(
+                f"{num_tokens} tokens of sequence {seq_id} cannot be computed: {held} have a slot, and the tokens of "
+                f"{len(known)} are known"
+            )
+        if not self.enable_prefix_caching:
+            return
+        table, prefixes = self._tables[seq_id], self._prefixes[seq_id]
+        for number in range(len(prefixes), min(num_tokens, len(known)) // size):  # mostly empty: no block has filled
+            parent = prefixes[-1] if prefixes else None
+            prefixes.append(self.pool.prefixes.add(table[number], parent, self._tokens_in(known, number)))
+
+    def reset_prefix_cache(self) -> None:
+        """Find nothing again of what is in the pool now. Sequences that run keep their blocks."""
+        self.pool.prefixes.clear()
+
+    @property
+    def cached_blocks(self) -> list[int]:
+        """The blocks that can be found again, those in use and those that are free, in order of their numbers."""
+        return sorted(self.pool.prefixes.blocks)
+
+    def _cached_blocks(self, token_ids: Sequence[int]) -> list[int]:
+        """The blocks that hold the K and V of a text's first tokens already, in order.
+
+        At least one token stays to be computed, also when all of them are cached: what comes next is chosen from the
+        logits of the last token, and those are not in the cache.
+        """
+        found: list[int] = []
+        if not self.enable_prefix_caching:
+            return found
+        prefix: Prefix | None = None
+        for number in range((len(token_ids) - 1) // self.block_size):
+            block_id = self.pool.prefixes.find(prefix, self._tokens_in(token_ids, number))
+            if block_id is None:
+                break
+            found.append(block_id)
+            prefix = self.pool.prefixes.held_by(block_id)
+        return found
+
+    def _tokens_in(self, token_ids: Sequence[int], number: int) -> tuple[int, ...]:
+        """The tokens of full block `number` of a text, as plain ints: a numpy array's and a list's are the same."""
+        start = number * self.block_size
+        return tuple(map(operator.index, token_ids[start : start + self.block_size]))
+
     def _known(self, seq_id: int) -> int:
         if seq_id not in self._tables:
             raise InvalidInputError(f"no sequence {seq_id!r} here; admitted are {sorted(self._tables)[:10]}")
@@ -475,6 +575,94 @@ class BlockManager:
         if seq_id in self._tables or seq_id in self._host_tables:
             raise InvalidInputError(f"sequence {seq_id} is admitted already; free it first, or choose another id")
         return seq_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """The tokens of one full block, and all that came before them (chapter 11).
+
+    Attributes:
+        parent: the prefix that ends where this block begins; None for the first block of a text.
+        token_ids: the block's tokens.
+        hash: of the parent's hash and these tokens.
+
+    K and V of a token depend on every token before it. So a block can stand in for another only if all of the text up
+    to its end is the same, and equal tokens in the block are not enough.
+    """
+
+    parent: Prefix | None
+    token_ids: tuple[int, ...]
+    hash: int
+
+
+def hash_block(parent_hash: int, token_ids: tuple[int, ...]) -> int:
+    """The hash of a full block: of its tokens and, through the parent's hash, of everything before them."""
+    return hash((parent_hash, token_ids))
+
+
+class PrefixIndex:
+    """Which blocks hold the K and V of a given prefix? (chapter 11)
+
+        [t0 .. t15]  [t16 .. t31]      a = H(0, t0 .. t15),  b = H(a, t16 .. t31)      index {a: block 5, b: block 9}
+
+    The hash only says where to look. The block's tokens and its parent are compared, so two texts that happen to have
+    the same hash never read each other's K and V. A parent is compared by identity, in one step: `add` hands out one
+    object for equal prefixes, as long as a block holds one.
+
+    Args:
+        hash_function: H(the parent's hash, tokens); tests give a constant. None for `hash_block`.
+    """
+
+    def __init__(self, hash_function: Callable[[int, tuple[int, ...]], int] | None = None) -> None:
+        self._hash_function = hash_function or hash_block
+        self._prefix_in: dict[int, Prefix] = {}  # block -> what it holds
+        self._blocks_at: dict[int, dict[int, None]] = {}  # hash -> blocks, the first one listed first
+
+    @property
+    def blocks(self) -> list[int]:
+        """All blocks that can be found."""
+        return list(self._prefix_in)
+
+    def held_by(self, block_id: int) -> Prefix:
+        """What a listed block holds."""
+        return self._prefix_in[block_id]
+
+    def find(self, parent: Prefix | None, token_ids: tuple[int, ...]) -> int | None:
+        """A block that holds these tokens behind this prefix, or None."""
+        return self._find(self._hash(parent, token_ids), parent, token_ids)
+
+    def add(self, block_id: int, parent: Prefix | None, token_ids: tuple[int, ...]) -> Prefix:
+        """List a block whose K and V are computed. Another block that holds the same may be listed beside it."""
+        key = self._hash(parent, token_ids)
+        equal = self._find(key, parent, token_ids)
+        prefix = Prefix(parent, token_ids, key) if equal is None else self._prefix_in[equal]
+        self.remove(block_id)
+        self._prefix_in[block_id] = prefix
+        self._blocks_at.setdefault(key, {})[block_id] = None
+        return prefix
+
+    def remove(self, block_id: int) -> None:
+        """The block is about to hold something else; nothing happens if it is not listed."""
+        prefix = self._prefix_in.pop(block_id, None)
+        if prefix is not None:
+            del self._blocks_at[prefix.hash][block_id]
+            if not self._blocks_at[prefix.hash]:
+                del self._blocks_at[prefix.hash]
+
+    def clear(self) -> None:
+        """List nothing."""
+        self._prefix_in.clear()
+        self._blocks_at.clear()
+
+    def _hash(self, parent: Prefix | None, token_ids: tuple[int, ...]) -> int:
+        return self._hash_function(0 if parent is None else parent.hash, token_ids)
+
+    def _find(self, key: int, parent: Prefix | None, token_ids: tuple[int, ...]) -> int | None:
+        for block_id in self._blocks_at.get(key, ()):
+            held = self._prefix_in[block_id]
+            if held.token_ids == token_ids and held.parent is parent:
+                return block_id
+        return None
 
 
 def _distinct(tables: Iterable[list[int]]) -> int:

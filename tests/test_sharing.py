@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minipaged.block_manager import BlockManager, OutOfBlocksError, blocks_needed
+from minipaged.block_manager import AllocStatus, BlockManager, OutOfBlocksError, blocks_needed
 from minipaged.errors import InvalidInputError
 from minipaged.paged_cache import PagedKVCache
 from tests.test_block_manager import assert_sound, state
@@ -16,16 +16,35 @@ from tests.test_block_manager import assert_sound, state
 # ---- any order of calls, over a memory that holds what was written ---------------------------------------------------
 
 
+def constant(parent_hash, token_ids):
+    """A hash that is the same for every block: only the comparison of tokens and parents tells texts apart."""
+    return 7
+
+
+def text_of(prefix):
+    """All tokens up to the end of a `Prefix`."""
+    return () if prefix is None else (*text_of(prefix.parent), *prefix.token_ids)
+
+
 class Machine(RuleBasedStateMachine):
-    """Forks, writes, cuts and swaps over fake memories, slot -> token: each sequence must read back its own tokens."""
+    """Forks, writes, cuts, swaps, hits and evictions over fake memories, in which a slot holds what was written there.
+
+    The K and V of a token depend on all tokens before it, so a slot holds the text up to and including its token. Every
+    sequence must read back its own texts, and every block that can be found must hold what it is listed with.
+    """
 
     @initialize(
-        num_blocks=st.integers(2, 14), block_size=st.sampled_from([1, 2, 3, 4]), host=st.sampled_from([0, 4, 14])
+        num_blocks=st.integers(2, 14),
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        host=st.sampled_from([0, 4, 14]),
+        caching=st.sampled_from([True, True, False]),
+        hash_function=st.sampled_from([None, constant]),
     )
-    def start(self, num_blocks, block_size, host):
-        self.manager = BlockManager(num_blocks, block_size, watermark=0, num_host_blocks=host)
+    def start(self, num_blocks, block_size, host, caching, hash_function):
+        options = {"num_host_blocks": host, "enable_prefix_caching": caching, "hash_function": hash_function}
+        self.manager = BlockManager(num_blocks, block_size, watermark=0, **options)
         self.size, self.memory, self.host_memory = block_size, {}, {}
-        self.texts, self.away, self.next_id = {}, {}, 0
+        self.texts, self.done, self.away, self.seen, self.next_id = {}, {}, {}, [[0]], 0
 
     def copy(self, pairs, source, target):
         """What PagedKVCache.copy_blocks does: all are read before any is written."""
@@ -34,43 +53,65 @@ class Machine(RuleBasedStateMachine):
         for to, tokens in read:
             target.update({to * self.size + i: token for i, token in enumerate(tokens)})
 
-    def write(self, seq, start):
-        """Store the tokens from `start` on, as the model would, in blocks that no other sequence names."""
-        text = self.texts[seq]
-        for position, slot in enumerate(self.manager.slot_mapping(seq, start, len(text)), start):
-            others = [t for other in self.texts if other != seq for t in self.manager.block_table(other)]
-            assert slot // self.size not in others, "a shared block is written"
-            self.memory[slot] = text[position]
-
     def new_id(self):
         self.next_id += 1
         return self.next_id
 
-    @rule(text=st.lists(st.integers(0, 1), min_size=1, max_size=14))
-    def allocate(self, text):
-        fits = blocks_needed(len(text), self.size) <= self.manager.num_free_blocks
-        if not fits:
+    def one(self, data, among=None):
+        return data.draw(st.sampled_from(sorted(self.texts if among is None else among)))
+
+    def write(self, seq, count):
+        """Store the next tokens, as the model would, in blocks that no other sequence names."""
+        text, start = self.texts[seq], self.done[seq]
+        others = {block for other in self.texts if other != seq for block in self.manager.block_table(other)}
+        for position, slot in enumerate(self.manager.slot_mapping(seq, start, start + count), start):
+            assert slot // self.size not in others, "a shared block is written"
+            self.memory[slot] = tuple(text[: position + 1])
+        self.done[seq] += count
+
+    @rule(data=st.data(), more=st.lists(st.integers(0, 1), max_size=9))
+    def allocate(self, data, more):
+        """A new text, or one that begins like an earlier one, or one that was preempted and comes back."""
+        text = (data.draw(st.sampled_from(self.seen)) + more)[:20]
+        seq, free, needed = self.new_id(), self.manager.num_free_blocks, blocks_needed(len(text), self.size)
+        before, in_use = state(self.manager), {i for s in self.texts for i in self.manager.block_table(s)}
+        status = self.manager.can_allocate(text)
+        if status is not AllocStatus.OK:
+            assert (status is AllocStatus.NEVER) == (needed > self.manager.num_blocks)
             with pytest.raises(OutOfBlocksError):
-                self.manager.allocate(self.new_id(), text)
+                self.manager.allocate(seq, text)
+            assert state(self.manager) == before
             return
-        seq = self.new_id()
         cached = self.manager.allocate(seq, text)
-        self.texts[seq] = list(text)
-        self.write(seq, cached)
+        assert cached < len(text) and cached % self.size == 0  # at least one token is left to compute
+        found = self.manager.block_table(seq)[: cached // self.size]
+        assert self.manager.num_free_blocks == free - needed + len(in_use.intersection(found))
+        self.texts[seq], self.done[seq] = list(text), cached
+        self.seen.append(list(text))
 
     @precondition(lambda self: self.texts)
+    @rule(data=st.data(), tell=st.booleans(), all_of_it=st.booleans())
+    def compute(self, data, tell, all_of_it):
+        """A pass over some of a sequence's tokens; the caller may tell the tokens that were written since."""
+        seq = self.one(data)
+        left = len(self.texts[seq]) - self.done[seq]
+        self.write(seq, left if all_of_it else data.draw(st.integers(0, left)))
+        self.manager.mark_computed(seq, self.done[seq], *([self.texts[seq]] if tell else []))
+        self.seen.append(list(self.texts[seq]) or [1])
+
+    @precondition(lambda self: any(self.done[seq] == len(text) for seq, text in self.texts.items()))
     @rule(data=st.data())
     def fork(self, data):
-        parent, child = data.draw(st.sampled_from(sorted(self.texts))), self.new_id()
-        used = self.manager.num_used_blocks
+        parent = self.one(data, [seq for seq, text in self.texts.items() if self.done[seq] == len(text)])
+        child, used = self.new_id(), self.manager.num_used_blocks
         self.manager.fork(parent, child)
         assert self.manager.num_used_blocks == used  # a fork takes no block
-        self.texts[child] = list(self.texts[parent])
+        self.texts[child], self.done[child] = list(self.texts[parent]), self.done[parent]
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), more=st.lists(st.integers(0, 1), min_size=1, max_size=6))
     def append(self, data, more):
-        seq = data.draw(st.sampled_from(sorted(self.texts)))
+        seq = self.one(data)
         needed, free = self.manager.new_blocks_needed(seq, len(more)), self.manager.num_free_blocks
         assert self.manager.can_append(seq, len(more)) == (needed <= free)
         if needed > free:
@@ -82,7 +123,6 @@ class Machine(RuleBasedStateMachine):
         self.copy(self.manager.append_slots(seq, len(more)), self.memory, self.memory)
         assert self.manager.num_free_blocks == free - needed  # the check and the action agree
         self.texts[seq] += more
-        self.write(seq, len(self.texts[seq]) - len(more))
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data(), n=st.integers(0, 3))
@@ -97,21 +137,21 @@ class Machine(RuleBasedStateMachine):
         self.copy(copies, self.memory, self.memory)
         for seq in seqs:
             self.texts[seq] += [seq % 2] * n
-            self.write(seq, len(self.texts[seq]) - n)
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
     def truncate(self, data):
-        seq = data.draw(st.sampled_from(sorted(self.texts)))
+        seq = self.one(data)
         kept = data.draw(st.integers(0, len(self.texts[seq])))
         self.manager.truncate(seq, kept)
         del self.texts[seq][kept:]
+        self.done[seq] = min(self.done[seq], kept)
 
     @precondition(lambda self: self.texts or self.away)
     @rule(data=st.data())
     def free(self, data):
         """Finished, or preempted by recomputation: the blocks are given back."""
-        seq = data.draw(st.sampled_from(sorted([*self.texts, *self.away])))
+        seq = self.one(data, [*self.texts, *self.away])
         self.manager.free(seq)
         self.texts.pop(seq, None)
         self.away.pop(seq, None)
@@ -143,16 +183,28 @@ class Machine(RuleBasedStateMachine):
         for seq in seqs if more else ():
             self.copy(self.manager.append_slots(seq, more), self.memory, self.memory)
             self.texts[seq] += [0] * more
-            self.write(seq, len(self.texts[seq]) - more)
         assert self.manager.num_free_blocks == free - needed
+
+    @rule()
+    def reset(self):
+        self.manager.reset_prefix_cache()
+        assert self.manager.cached_blocks == []
+
+    def holds(self, slots, text):
+        return all(self.memory[slot] == tuple(text[: i + 1]) for i, slot in enumerate(slots))
 
     @invariant()
     def sound(self):
-        if hasattr(self, "manager"):
-            assert_sound(self.manager)
-            for seq, text in self.texts.items():
-                slots = self.manager.slot_mapping(seq, 0, len(text))
-                assert [self.memory[slot] for slot in slots] == text, f"sequence {seq} reads another one's tokens"
+        if not hasattr(self, "manager"):
+            return
+        assert_sound(self.manager)
+        for seq, text in self.texts.items():
+            slots = self.manager.slot_mapping(seq, 0, self.done[seq])
+            assert self.holds(slots, text), f"sequence {seq} reads another one's tokens"
+        for block in self.manager.cached_blocks:
+            text = text_of(self.manager.pool.prefixes.held_by(block))
+            whole = [self.memory[block * self.size + i] for i in range(self.size)]
+            assert whole[-1] == text and len(whole[0]) == len(text) - self.size + 1, "listed with other tokens"
 
 
 Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
@@ -275,3 +327,158 @@ def test_blocks_that_others_still_use_stay_for_them():
     manager.free(0)
     manager.swap_in([1])
     assert_sound(manager)
+
+
+# ---- finding a prefix again ------------------------------------------------------------------------------------------
+
+
+def caching(num_blocks=8, block_size=4, **options):
+    return BlockManager(num_blocks, block_size, watermark=0, enable_prefix_caching=True, **options)
+
+
+def serve(manager, seq, text, *, free=True):
+    """Admit, compute and end one text; returns how many of its tokens were found and the table it had."""
+    cached = manager.allocate(seq, text)
+    manager.mark_computed(seq, len(text))
+    table = manager.block_table(seq)
+    if free:
+        manager.free(seq)
+    return cached, table
+
+
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_at_least_one_token_is_left_to_compute(block_size, blocks):
+    """Behaviour 1: a prompt of exactly k blocks, all of them cached."""
+    manager, text = caching(2 * blocks, block_size), range(blocks * block_size)
+    serve(manager, 0, text)
+    cached, _ = serve(manager, 1, text)
+    assert cached == (blocks - 1) * block_size
+    assert manager.allocate(2, [*text, 99]) == blocks * block_size  # one token more, and the last block is found too
+
+
+def test_a_found_block_that_was_free_keeps_its_prefix_and_leaves_the_free_queue():
+    """Behaviour 4: revived with a count of 1, and still listed for the next one."""
+    manager = caching()
+    _, table = serve(manager, 0, range(9))
+    assert manager.cached_blocks == sorted(table[:2]) and manager.num_free_blocks == 8
+    assert manager.allocate(1, range(9)) == 8
+    assert manager.block_table(1)[:2] == table[:2]
+    assert [manager.pool.blocks[i].ref_count for i in table[:2]] == [1, 1]
+    assert not set(table[:2]) & set(manager.pool.free_ids) and set(table[:2]) <= set(manager.cached_blocks)
+    assert manager.allocate(2, range(9)) == 8
+    assert [manager.pool.blocks[i].ref_count for i in table[:2]] == [2, 2]
+    assert_sound(manager)
+
+
+def test_two_texts_with_the_same_hash_never_share():
+    """Behaviour 8: the hash says where to look, the tokens and what came before them decide."""
+    for hash_function in (constant, None):
+        manager = caching(16, hash_function=hash_function)
+        serve(manager, 0, [1, 1, 1, 1, 2, 2, 2, 2, 0])
+        assert manager.allocate(1, [3, 3, 3, 3, 2, 2, 2, 2, 0]) == 0  # another first block
+        assert manager.allocate(2, [1, 1, 1, 1, 3, 3, 3, 3, 0]) == 4  # another second block
+        assert manager.allocate(3, [2, 2, 2, 2, 1, 1, 1, 1, 0]) == 0  # the same blocks, the other way round
+        assert manager.allocate(4, [2, 2, 2, 2, 0]) == 0  # a second block is no first block
+        assert manager.allocate(5, [1, 1, 1, 1, 2, 2, 2, 2, 5]) == 8
+        assert_sound(manager)
+
+
+def test_a_free_block_that_is_found_again_costs_a_free_block():
+    """Behaviour 10: available, found and in use are counted once each."""
+    manager = caching(4)
+    serve(manager, 0, range(12))
+    manager.allocate(1, [50])  # takes a block, so 3 are free; all three of the text's blocks are among them
+    assert manager.can_allocate(range(12)) is AllocStatus.OK
+    assert manager.can_allocate(range(13)) is AllocStatus.LATER  # 3 found + 1 new, and only these 3 are free
+    before = state(manager)
+    with pytest.raises(OutOfBlocksError, match="needs 4 blocks for 13 tokens"):
+        manager.allocate(2, range(13))
+    assert state(manager) == before
+    assert manager.allocate(2, range(12)) == 8 and manager.num_free_blocks == 0
+    manager.free(1)
+    assert manager.allocate(3, range(9)) == 8  # found in use: only the last block is new
+    assert manager.num_free_blocks == 0
+    assert_sound(manager)
+
+
+def test_tails_are_reused_before_prefixes_and_the_least_recently_used_text_first():
+    """Behaviour 12, seen from the cache: which texts are still found as the pool fills up again."""
+    manager = caching(6, block_size=2)
+    serve(manager, 0, [1, 1, 2, 2, 9])  # two blocks that can be found, and a part of one
+    serve(manager, 1, [3, 3, 4, 4, 9])
+    serve(manager, 0, [1, 1, 2, 2, 9])  # used again: now the other one is the older
+    lost = []
+    for number in range(10, 14):
+        manager.allocate(number, [99, 99])
+        held = {block: text_of(manager.pool.prefixes.held_by(block)) for block in manager.cached_blocks}
+        lost.append(sorted(held.values()))
+    old, new = [(3, 3), (3, 3, 4, 4)], [(1, 1), (1, 1, 2, 2)]
+    assert lost == [[*new, *old], [*new, old[0]], new, new]
+
+
+def test_only_computed_full_blocks_are_found():
+    manager = caching(16)
+    manager.allocate(0, range(11))
+    assert manager.can_allocate(range(11)) is AllocStatus.OK and manager.cached_blocks == []
+    assert manager.allocate(1, range(11)) == 0  # at the same time: nothing is computed yet
+    for computed, found in [(3, 0), (4, 4), (7, 4), (8, 8), (11, 8)]:
+        manager.mark_computed(0, computed)
+        assert manager.allocate(2, range(11)) == found
+        manager.free(2)
+    assert caching().allocate(0, range(11)) == 0
+    for wrong in (lambda: manager.mark_computed(0, 12), lambda: manager.mark_computed(0, 8, range(7))):
+        with pytest.raises(InvalidInputError, match="tokens of sequence 0 cannot be computed"):
+            wrong()
+
+
+def test_tokens_that_were_written_while_decoding_are_found_by_the_next_turn_of_a_conversation():
+    manager, text = caching(), [5, 6, 7]
+    manager.allocate(0, text)
+    manager.mark_computed(0, 3, text)
+    for token in (8, 9, 10, 11, 12, 13):
+        text.append(token)
+        manager.append_slots(0)
+        manager.mark_computed(0, len(text), text)
+    manager.free(0)
+    assert manager.allocate(1, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]) == 8
+
+
+def test_a_cut_sequence_that_writes_on_takes_nobody_in():
+    """Tokens written after a cut are others: the block is not found under its old tokens any more."""
+    manager = caching()
+    manager.allocate(0, range(8))
+    manager.mark_computed(0, 8)
+    manager.truncate(0, 6)
+    assert len(manager.cached_blocks) == 2  # nothing is overwritten yet
+    manager.append_slots(0, 2)
+    assert len(manager.cached_blocks) == 1
+    manager.mark_computed(0, 8)  # what the new tokens are was not told
+    assert len(manager.cached_blocks) == 1
+    manager.mark_computed(0, 8, [0, 1, 2, 3, 4, 5, 70, 71])
+    assert manager.allocate(1, [0, 1, 2, 3, 4, 5, 70, 71, 8]) == 8 and manager.allocate(2, range(9)) == 4
+
+
+def test_without_prefix_caching_nothing_is_found_and_nothing_is_hashed():
+    manager = BlockManager(8, 4, hash_function=lambda *_: pytest.fail("hashed"))
+    serve(manager, 0, range(9))
+    assert serve(manager, 1, range(9))[0] == 0 and manager.cached_blocks == []
+
+
+def test_hashing_is_once_a_full_block():
+    """Not once a token: decoding 40 tokens in blocks of 4 hashes 10 times."""
+    calls = []
+    manager = caching(16, hash_function=lambda *key: calls.append(key) or hash(key))
+    manager.allocate(0, [0])
+    for length in range(2, 41):
+        manager.append_slots(0)
+        manager.mark_computed(0, length, [0] * length)
+    assert len(calls) == 10
+
+
+def test_numpys_tokens_find_those_of_a_list():
+    import numpy as np
+
+    manager = caching()
+    serve(manager, 0, np.arange(9))
+    assert manager.allocate(1, list(range(9))) == 8 and manager.allocate(2, torch.arange(9)) == 8
