@@ -143,7 +143,7 @@ def solutions(path):
         code = "\n".join(re.findall(r"```python\n(.*?)```", solution.source, re.S))
         name, answer = the_check(stub)
         namespace = {}
-        exec(code, namespace)
+        exec(compile(code, name, "exec", dont_inherit=True), namespace)  # annotations as in a notebook: evaluated
         yield name, eval(answer, namespace)
 
 
