@@ -178,7 +178,7 @@ def main() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    work = json.loads((ROOT / "tests" / "cases" / "serving_32.json").read_text())[: args.requests]
+    work = json.loads((ROOT / "tests" / "cases" / "serving_32.json").read_text(encoding="utf-8"))[: args.requests]
     model, _ = load_model(args.model, dtype=args.dtype)
     ways: list[tuple[str, Callable[..., list[list[int]]], dict[str, Any]]] = [
         ("transformers `generate`, static batches", transformers_static, {}),
