@@ -145,7 +145,8 @@ def machine(model: Any) -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        found = [line.partition(":")[2].strip() for line in info.read_text(errors="replace", encoding="utf-8").splitlines() if "model name" in line]
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+        found = [line.partition(":")[2].strip() for line in lines if "model name" in line]
         name = found[0] if found else name
     return f"{torch.get_num_threads()} cores of {name}"
 
