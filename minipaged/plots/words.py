@@ -917,6 +917,65 @@ WORDS: dict[str, str] = {
         "{heads} KV heads on {ranks} GPUs: each GPU keeps {each}; copies of each head: {copies}. The block table "
         "is the same on all."
     ),
+    # 12 speculative decoding
+    "12.cost.one": "one pass over k tokens",
+    "12.cost.steps": "k steps, one after another",
+    "12.cost.axis": "k, tokens in the pass",
+    "12.cost.unit": "time, in single steps",
+    "12.cost.title": "A pass over {k} tokens takes {ratio:.1f} times as long as over one ({where})",
+    "12.cost.sentence": (
+        "On this machine ({where}) a pass over {k} tokens takes {ratio:.1f} times as long as a pass over one, and a pass "
+        "over {last} tokens {far:.1f} times."
+    ),
+    "12.crowd.axis": "sequences that share the pass",
+    "12.crowd.unit": "times as long",
+    "12.crowd.title": "The more sequences share a pass, the more {k} tokens each cost",
+    "12.crowd.sentence": (
+        "With {few} sequence, a pass with {k} tokens each takes {low:.1f} times as long as with one token each; with "
+        "{many} sequences {high:.1f} times."
+    ),
+    "12.rounds.row": "pass {n}",
+    "12.rounds.place": "guess {n}",
+    "12.rounds.kept": "guess, kept",
+    "12.rounds.own": "the target's own token",
+    "12.rounds.lost": "behind a rejection: thrown away",
+    "12.rounds.title": "{tokens} tokens from {n} passes: {each:.1f} a pass",
+    "12.rounds.sentence": (
+        "{n} passes write {tokens} tokens, {each:.1f} a pass: {kept} of {drafted} guesses are kept, and each pass adds one "
+        "token of the target's own."
+    ),
+    "12.overlap.shared": "kept: min(p, q)",
+    "12.overlap.more": "residual: p - q",
+    "12.overlap.less": "rejected: q - p",
+    "12.overlap.p": "p, the target",
+    "12.overlap.q": "q, the draft",
+    "12.overlap.axis": "probability",
+    "12.overlap.title": "{kept:.0%} of the guesses are kept; rejected and residual are both {lost:.0%}",
+    "12.overlap.sentence": (
+        "The blue part, {kept:.1%}, is kept. What q has too much, {lost:.1%}, is rejected, and drawn again from what p has "
+        "too much; {share:.0%} of that falls on {most}."
+    ),
+    "12.rollback.before": "before: {n} tokens in the cache, one more chosen",
+    "12.rollback.pass": "the pass writes the chosen token and {n} guesses",
+    "12.rollback.after": "after: rejected slots and blocks are given back",
+    "12.rollback.text": "token of the text",
+    "12.rollback.kept": "kept in this round",
+    "12.rollback.lost": "rejected",
+    "12.rollback.free": "free slot of a held block",
+    "12.rollback.title": "{lost} rejected slots go back: {blocks} blocks in the pass, {left} after it",
+    "12.rollback.sentence": (
+        "{before} tokens are in the cache before the round. The pass needs {blocks} blocks; {lost} rejected slots are given "
+        "back, and {after} tokens in {left} blocks stay."
+    ),
+    "12.speedup.plain": "plain decoding",
+    "12.speedup.axis": "guesses a pass",
+    "12.speedup.unit": "times as fast",
+    "12.speedup.title": "Best with {best} guesses a pass: {top:.2f} times as fast",
+    "12.speedup.never": "This draft never pays",
+    "12.speedup.sentence": (
+        "With {rate:.0%} of the guesses kept and a guess that costs {cost:.2f} steps, {k} guesses a pass give {value:.2f} "
+        "times the speed of plain decoding; the best length is {best}, with {top:.2f} times."
+    ),
 }
 
 
