@@ -924,8 +924,8 @@ WORDS: dict[str, str] = {
     "12.cost.unit": "time, in single steps",
     "12.cost.title": "A pass over {k} tokens takes {ratio:.1f} times as long as over one ({where})",
     "12.cost.sentence": (
-        "On this machine ({where}) a pass over {k} tokens takes {ratio:.1f} times as long as a pass over one, and a pass "
-        "over {last} tokens {far:.1f} times."
+        "On this machine ({where}) a pass over {k} tokens takes {ratio:.1f} times as long as a pass over one, and a "
+        "pass over {last} tokens {far:.1f} times."
     ),
     "12.crowd.axis": "sequences that share the pass",
     "12.crowd.unit": "times as long",
@@ -941,8 +941,8 @@ WORDS: dict[str, str] = {
     "12.rounds.lost": "behind a rejection: thrown away",
     "12.rounds.title": "{tokens} tokens from {n} passes: {each:.1f} a pass",
     "12.rounds.sentence": (
-        "{n} passes write {tokens} tokens, {each:.1f} a pass: {kept} of {drafted} guesses are kept, and each pass adds one "
-        "token of the target's own."
+        "{n} passes write {tokens} tokens, {each:.1f} a pass: {kept} of {drafted} guesses are kept, and each pass adds "
+        "one token of the target's own."
     ),
     "12.overlap.shared": "kept: min(p, q)",
     "12.overlap.more": "residual: p - q",
@@ -952,8 +952,8 @@ WORDS: dict[str, str] = {
     "12.overlap.axis": "probability",
     "12.overlap.title": "{kept:.0%} of the guesses are kept; rejected and residual are both {lost:.0%}",
     "12.overlap.sentence": (
-        "The blue part, {kept:.1%}, is kept. What q has too much, {lost:.1%}, is rejected, and drawn again from what p has "
-        "too much; {share:.0%} of that falls on {most}."
+        "The blue part, {kept:.1%}, is kept. What q has too much, {lost:.1%}, is rejected, and drawn again from what p "
+        "has too much; {share:.0%} of that falls on {most}."
     ),
     "12.rollback.before": "before: {n} tokens in the cache, one more chosen",
     "12.rollback.pass": "the pass writes the chosen token and {n} guesses",
@@ -964,8 +964,8 @@ WORDS: dict[str, str] = {
     "12.rollback.free": "free slot of a held block",
     "12.rollback.title": "{lost} rejected slots go back: {blocks} blocks in the pass, {left} after it",
     "12.rollback.sentence": (
-        "{before} tokens are in the cache before the round. The pass needs {blocks} blocks; {lost} rejected slots are given "
-        "back, and {after} tokens in {left} blocks stay."
+        "{before} tokens are in the cache before the round. The pass needs {blocks} blocks; {lost} rejected slots are "
+        "given back, and {after} tokens in {left} blocks stay."
     ),
     "12.speedup.plain": "plain decoding",
     "12.speedup.axis": "guesses a pass",
@@ -973,8 +973,8 @@ WORDS: dict[str, str] = {
     "12.speedup.title": "Best with {best} guesses a pass: {top:.2f} times as fast",
     "12.speedup.never": "This draft never pays",
     "12.speedup.sentence": (
-        "With {rate:.0%} of the guesses kept and a guess that costs {cost:.2f} steps, {k} guesses a pass give {value:.2f} "
-        "times the speed of plain decoding; the best length is {best}, with {top:.2f} times."
+        "With {rate:.0%} of the guesses kept and a guess that costs {cost:.2f} steps, {k} guesses a pass give "
+        "{value:.2f} times the speed of plain decoding; the best length is {best}, with {top:.2f} times."
     ),
 }
 

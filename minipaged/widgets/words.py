@@ -146,8 +146,8 @@ WORDS: dict[str, str] = {
     "12.overlap.temperature": "temperature",
     "12.overlap.top_k": "top-k (0: off)",
     "12.overlap.above": (
-        "The target has {layers} layers; the draft has some of the same ones. Blue is kept, dotted is rejected, orange is "
-        "where a rejected guess goes."
+        "The target has {layers} layers; the draft has some of the same ones. Blue is kept, dotted is rejected, orange "
+        "is where a rejected guess goes."
     ),
     "12.overlap.rest": "all others",
     "12.speedup.rate": "guesses kept",
