@@ -10,13 +10,44 @@ import nbformat
 import pytest
 
 from minipaged import exercises
-from tools.badges import repository, setup_cell
+from tools.badges import notebooks, repository, setup_cell
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+LANGUAGES = dict(notebooks(ROOT))
+NOTEBOOKS = [path for path, language in LANGUAGES.items() if language == "en"]
 LONGEST_CELL = 18  # non-blank lines: what fits a screen
 
-pytestmark = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# What the parts of a chapter are called.
+WORDS = {
+    "en": {
+        "card": ("**You will be able to", "**Needs**", "**Time**", "**Machine**"),
+        "headings": ("## Summary", "## Exercises", "## References"),
+        "predict": "**Predict first.**",
+        "bug": "find the bug",
+        "difficulty": r"difficulty [1-5] of 5, \d+ minutes",
+        "hint": "<summary>Hint",
+        "solution": "<summary>Solution",
+        "stub": "not attempted",
+    },
+    "zh": {
+        "card": ("**学完之后，你能**", "**需要**", "**时间**", "**机器**"),
+        "headings": ("## 小结", "## 练习", "## 参考文献"),
+        "predict": "**先猜一猜。**",
+        "bug": "找出 bug",
+        "difficulty": r"难度 [1-5]/5，\d+ 分钟",
+        "hint": "<summary>提示",
+        "solution": "<summary>答案",
+        "stub": "尚未作答",
+    },
+}
+
+pytestmark = pytest.mark.parametrize(
+    "path", LANGUAGES, ids=[path.relative_to(ROOT / "notebooks").with_suffix("").as_posix() for path in LANGUAGES]
+)
+
+
+def words(path):
+    return WORDS[LANGUAGES[path]]
 
 
 def cells(path, kind=None):
@@ -51,17 +82,17 @@ def test_cell_ids_are_meaningful_and_unique(path):
 def test_the_card_says_what_who_and_how_long(path):
     card = cells(path)[0]
     assert card["id"] == "card" and card.source.startswith(f"# {path.stem[:2]} · ")
-    for part in ("**You will be able to", "**Needs**", "**Time**", "**Machine**"):
+    for part in words(path)["card"]:
         assert part in card.source, part
-    number = NOTEBOOKS.index(path)
+    number = [english.name for english in NOTEBOOKS].index(path.name)
     for neighbour in NOTEBOOKS[max(0, number - 1) : number] + NOTEBOOKS[number + 1 : number + 2]:
-        assert f"({neighbour.name})" in card.source, f"no link to {neighbour.name}"
+        assert re.search(rf"\((\.\./)?{neighbour.name}\)", card.source), f"no link to {neighbour.name}"
 
 
 def test_the_setup_cell_is_the_shared_one(path):
     first = cells(path, "code")[0]
     repo = repository((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert first["id"] == "setup" and first.source == setup_cell(repo)
+    assert first["id"] == "setup" and first.source == setup_cell(repo, LANGUAGES[path])
 
 
 def test_code_cells_fit_a_screen_and_install_nothing(path):
@@ -76,10 +107,10 @@ def test_code_cells_fit_a_screen_and_install_nothing(path):
 
 def test_the_chapter_has_its_parts(path):
     text = markdown(path)
-    for heading in ("## Summary", "## Exercises", "## References"):
+    for heading in words(path)["headings"]:
         assert heading in text, heading
-    assert text.count("**Predict first.**") >= 2
-    assert "find the bug" in text.lower() or path.stem.startswith("00")
+    assert text.count(words(path)["predict"]) >= 2
+    assert words(path)["bug"] in text.lower() or path.stem.startswith("00")
     code = "\n".join(cell.source for cell in cells(path, "code"))
     assert f"minipaged.widgets.ch{path.stem[:2]}" in code, "no live widget"
     assert f"minipaged.plots.ch{path.stem[:2]}" in code, "no picture"
@@ -130,10 +161,10 @@ def test_exercises_are_complete(path):
     found = list(exercise_cells(path))
     assert len(found) >= (1 if path.stem.startswith("00") else 2)
     for title, stub, solution in found:
-        assert re.search(r"difficulty [1-5] of 5, \d+ minutes", title.source), title["id"]
-        assert "<summary>Hint" in title.source, title["id"]
-        assert "..." in stub.source and "<summary>Solution" in solution.source, stub["id"]
-        assert "not attempted" in str(stub.outputs), stub["id"]
+        assert re.search(words(path)["difficulty"], title.source), title["id"]
+        assert words(path)["hint"] in title.source, title["id"]
+        assert "..." in stub.source and words(path)["solution"] in solution.source, stub["id"]
+        assert words(path)["stub"] in str(stub.outputs), stub["id"]
         assert the_check(stub)[0].startswith(f"check_{path.stem[:2]}_"), stub["id"]
 
 

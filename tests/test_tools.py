@@ -23,7 +23,8 @@ def copy(tmp_path):
 
 
 def everything(root):
-    return {p.name: p.read_text(encoding="utf-8") for p in [*root.glob("notebooks/*.ipynb"), root / "README.md"]}
+    paths = [*(path for path, _ in badges.notebooks(root)), root / "README.md"]
+    return {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 def test_one_address_reaches_every_badge_and_setup_cell_and_can_change(copy):
@@ -33,7 +34,7 @@ def test_one_address_reaches_every_badge_and_setup_cell_and_can_change(copy):
     for name, text in first.items():
         assert "colab.research.google.com/github/ada/minipaged/blob/main/notebooks/" in text, name
         if name.endswith(".ipynb"):
-            assert f"/notebooks/{name})" in text
+            assert f"/blob/main/{name})" in text
             assert 'REPO = \\"ada/minipaged\\"' in text
     badges.write_everywhere(copy, "grace/other")
     assert not any("ada/minipaged" in text for text in everything(copy).values())

@@ -34,6 +34,20 @@ if "google.colab" in sys.modules:
     after = version("torch"), version("numpy")
     print("minipaged", version("minipaged"), "| torch, numpy", "as before" if before == after else f"NOW {{after}}")"""
 
+# The same cell in other languages: its strings and comments, by their English words.
+SETUP_WORDS = {
+    "zh": {
+        "In Google Colab this cell adds minipaged beside the torch that is there; anywhere else it does nothing.": (
+            "在 Google Colab 里，这个单元格把 minipaged 装到已有的 torch 旁边；在别处它什么也不做。"
+        ),
+        "Build a wheel with `make wheel`, upload it with the folder icon on the left, run this again.": (
+            "请用 `make wheel` 生成 wheel，点左边的文件夹图标上传，再运行一次本单元格。"
+        ),
+        "as before": "没有改动",
+        "NOW {after}": "变成了 {after}",
+    },
+}
+
 
 def repository(pyproject: str) -> str:
     """`owner/name` from pyproject's text, or an empty string while no address is set."""
@@ -49,9 +63,20 @@ def set_repository(pyproject: str, repo: str) -> str:
     return pyproject.replace("[project.optional-dependencies]", section + "\n[project.optional-dependencies]", 1)
 
 
-def setup_cell(repo: str) -> str:
+def setup_cell(repo: str, language: str = "en") -> str:
     """The code of every notebook's set-up cell."""
-    return SETUP_CELL.format(repo=repo)
+    code = SETUP_CELL.format(repo=repo)
+    for english, words in SETUP_WORDS.get(language, {}).items():
+        assert english in code, f"the set-up cell no longer says: {english}"
+        code = code.replace(english, words)
+    return code
+
+
+def notebooks(root: Path) -> list[tuple[Path, str]]:
+    """Every notebook with its language: those of notebooks/, then its editions in folders named after a language."""
+    folder = root / "notebooks"
+    editions = sorted(folder.glob("[a-z][a-z]/[0-9][0-9]_*.ipynb"))
+    return [(path, "en") for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))] + [(p, p.parent.name) for p in editions]
 
 
 def badge(repo: str, path: str) -> str:
@@ -71,11 +96,11 @@ def with_badge(text: str, repo: str, path: str) -> str:
 def write_everywhere(root: Path, repo: str) -> list[Path]:
     """Write set-up cells and badges of all notebooks and of the README; return the files that changed."""
     changed = []
-    for path in sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+    for path, language in notebooks(root):
         notebook = nbformat.read(path, as_version=4)
         cells = {cell["id"]: cell for cell in notebook.cells}
-        cells["setup"].source = setup_cell(repo)
-        cells["card"].source = with_badge(cells["card"].source, repo, f"notebooks/{path.name}")
+        cells["setup"].source = setup_cell(repo, language)
+        cells["card"].source = with_badge(cells["card"].source, repo, path.relative_to(root).as_posix())
         changed += _write(path, nbformat.writes(notebook) + "\n")
     readme = root / "README.md"
     text = with_badge(readme.read_text(encoding="utf-8"), repo, "notebooks/00_start_here.ipynb")

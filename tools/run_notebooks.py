@@ -1,6 +1,6 @@
 """Run notebooks top to bottom in fresh kernels and save their outputs: `make notebooks`.
 
-usage: python tools/run_notebooks.py [NOTEBOOK ...]     (all of notebooks/ when none is named)
+usage: python tools/run_notebooks.py [NOTEBOOK ...]     (all of notebooks/, editions too, when none is named)
 
 A notebook is written only when every cell ran. No widget state is stored (GitHub refuses some of it), stream outputs
 are joined, and nothing that names this machine is kept, so that two runs give the same file but for timings.
@@ -54,7 +54,11 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
 
 
 def main(names: list[str]) -> int:
-    paths = [Path(name) for name in names] or sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+    folder = ROOT / "notebooks"
+    paths = [Path(name) for name in names] or [
+        *sorted(folder.glob("[0-9][0-9]_*.ipynb")),
+        *sorted(folder.glob("[a-z][a-z]/[0-9][0-9]_*.ipynb")),
+    ]
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     failed = 0
     for path in paths:

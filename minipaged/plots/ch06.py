@@ -310,7 +310,7 @@ def pool_player(timeline: Sequence[Snapshot], image: Any, num_slots: int, step: 
     top.imshow(pixels, extent=(0, len(timeline), 0, num_slots), aspect="auto", interpolation="nearest")
     top.axvline(step + 1, color="black", linewidth=1.5)
     top.set_xlabel(say("06.step"), labelpad=1)
-    top.set_ylabel(say("06.slot"))
+    top.set_ylabel(say("06.slot"), labelpad=-6)  # beside the two ticks: the margin is narrow
     top.set_yticks([0, num_slots])  # few ticks: their texts are most of the drawing time
     top.set_xticks(range(0, len(timeline) + 1, max(1, len(timeline) // 4)))
     draw_strip(low, runs_of(snapshot, num_slots))

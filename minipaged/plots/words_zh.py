@@ -16,13 +16,13 @@ WORDS: dict[str, str] = {
         "连续批处理用 {continuous} 步，空着 {continuous_idle} 个。"
     ),
     "06.reservation.title": "{taken} 个槽位别人用不了，其中只有 {written} 个存着词元",
-    "06.reservation.0": "提示\n{n}",
+    "06.reservation.0": "提示词\n{n}",
     "06.reservation.1": "已输出\n{n}",
     "06.reservation.2": "预留\n{n}",
     "06.reservation.3": "内部碎片\n{n}",
     "06.reservation.4": "外部碎片\n（取整）{n}",
     "06.reservation.sentence": (
-        "{taken} 个槽位里，{prompt} 个存提示，{output} 个存已有的输出；预留 {reserved} 个，"
+        "{taken} 个槽位里，{prompt} 个存提示词，{output} 个存已有的输出；预留 {reserved} 个，"
         "内部碎片 {internal} 个，外部碎片（取整）{external} 个。"
     ),
     "06.pool.now": "第 {step} 步：运行中 {running}；等待中 {waiting}",
@@ -37,9 +37,9 @@ WORDS: dict[str, str] = {
     "06.legend.wasted": "内部碎片：永远不用",
     "06.legend.rounding": "外部碎片：取整",
     "06.legend.free": "空闲",
-    "06.time.title": "内存随时间的变化：斜线以下存着词元，以上只是占着",
+    "06.time.title": "内存随时间的变化：斜边以下存着词元，以上只是占着",
     "06.time.sentence": (
-        "{n} 个请求在 {steps} 步里先后用过 {slots} 个槽位；每条斜线以下的槽位存着词元，以上的占着但是空的。"
+        "{n} 个请求在 {steps} 步里先后用过 {slots} 个槽位；每条斜边以下的槽位存着词元，以上的占着但是空的。"
     ),
     "06.refused.hole": "空闲 {n}",
     "06.refused.title": "第 {step} 步：{name} 需要 {needed} 个槽位，空闲有 {free} 个，却只能等",
@@ -60,7 +60,7 @@ WORDS: dict[str, str] = {
     "06.part.external": "外部碎片等",
     "06.part.idle": "闲置",
     "06.batched.axis": "同时运行的请求数（平均）",
-    "06.batched.title": "{last} 同时运行 {high:.1f} 个，{first} 只有 {low:.1f} 个：是它的 {ratio:.1f} 倍",
+    "06.batched.title": "{last} 同时运行 {high:.1f} 个请求，是 {first}（{low:.1f} 个）的 {ratio:.1f} 倍",
     "06.batched.sentence": (
         "同样大的显存，{first} 平均同时运行 {low:.1f} 个请求，{last} 运行 {high:.1f} 个，是前者的 {ratio:.1f} 倍。"
     ),
