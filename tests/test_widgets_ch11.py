@@ -74,7 +74,7 @@ def test_the_pictures_say_their_numbers():
     assert "whole blocks: 4.7, 8.4" in saved.sentence and "beam search, paper, figure 15: 37.6, 53.1" in saved.sentence
     prefill = plots.prefill(["1", "2"], [110, 14], [0, 96])
     assert "96 of them (44 %) were found" in prefill.sentence and prefill.data["computed"] == 124
-    rows = plots.next_row([("continuous + paged", 80, 2000, 20), ("+ prefix caching", 60, 900, 18)])
-    assert "+ prefix caching: 60 steps, 900 tokens computed, at most 18 blocks" in rows.sentence
+    rows = plots.next_row([("continuous + paged", 80, 2000, 5.0), ("+ prefix caching", 60, 900, 7.25)])
+    assert "+ prefix caching: 60 steps, 900 tokens computed, 7.2 requests running" in rows.sentence
     kept = plots.kept_blocks([plots.Kept("A ends", {}, {0: (0, 0), 1: (0, 1)}, [2, 1, 0])], 3)
     assert kept.sentence == "A ends: 0 blocks in use, kept A0, A1; the queue of free blocks is [2, 1, 0]."

@@ -351,8 +351,8 @@ def prefill(names: Sequence[str], computed: Sequence[int], found: Sequence[int])
 
 
 @picture
-def next_row(rows: Sequence[tuple[str, int, int, int]]) -> Picture:
-    """Chapter 10's ablation with one row more: (name, steps, tokens computed, blocks in use at most)."""
+def next_row(rows: Sequence[tuple[str, int, int, float]]) -> Picture:
+    """Chapter 10's ablation with one row more: (name, steps, tokens computed, requests running on average)."""
     fig, axes = new_figure(7.8, 2.5, ncols=3, sharey=True)
     fills, hatches = ("grey", "sky", "blue", "green"), ("..", "//", "", "xx")
     for column, ax in enumerate(axes, 1):
@@ -361,13 +361,14 @@ def next_row(rows: Sequence[tuple[str, int, int, int]]) -> Picture:
         bars = ax.barh(range(len(rows)), values, color=colours, edgecolor="black")
         for i, (bar, value) in enumerate(zip(bars, values, strict=True)):
             bar.set_hatch(hatches[i % 4])
-            ax.text(value, bar.get_y() + bar.get_height() / 2, f" {value:,}", va="center", fontsize=9)
+            text = f" {value:.1f}" if column == 3 else f" {value:,}"
+            ax.text(value, bar.get_y() + bar.get_height() / 2, text, va="center", fontsize=9)
         ax.set_xlim(0, max(values) * 1.32)
         ax.set_title(say(f"11.next.{column}"), fontsize=9)
         ax.set_xticks([])
         ax.set_ylim(len(rows) - 0.4, -0.6)
     axes[0].set_yticks(range(len(rows)), [row[0].replace(" + ", "\n+ ") for row in rows], fontsize=8)
-    each = "; ".join(say("11.next.each", name=n, steps=s, tokens=t, blocks=b) for n, s, t, b in rows)
+    each = "; ".join(say("11.next.each", name=n, steps=s, tokens=t, running=r) for n, s, t, r in rows)
     return Picture(fig, say("11.next.sentence", each=each), data=list(rows))
 
 
