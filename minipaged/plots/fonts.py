@@ -7,6 +7,7 @@ boxes: its words then stay English.
 
 from __future__ import annotations
 
+import logging
 import sys
 from functools import cache
 from pathlib import Path
@@ -45,8 +46,14 @@ def _known_font(code: str) -> str | None:
     require("matplotlib", "drawing a picture")
     from matplotlib import font_manager
 
+    # Some of these fonts have no bold face. matplotlib then draws the titles in the regular one, and need not say so.
+    logging.getLogger("matplotlib.font_manager").addFilter(_not_about_weight)
     files = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}
     return next((name for name in CANDIDATES[code] if name in files and _has_glyphs(files[name], _PROBE[code])), None)
+
+
+def _not_about_weight(record: logging.LogRecord) -> bool:
+    return "font weight" not in record.getMessage()
 
 
 def _new_font(code: str) -> str | None:
