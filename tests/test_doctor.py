@@ -154,6 +154,8 @@ def test_without_a_model_the_doctor_says_how_to_get_it_and_what_the_fetch_needs(
     assert not can_run(examine(facts)) and not line(facts, "gguf").ok
     full = replace(facts, free_disk_bytes=10**8)
     assert "0.1 GB are free" in line(full, "model").advice
+    locked = replace(facts, free_disk_bytes=10**10, cache_can_be_written=False)
+    assert line(locked, "model").advice.endswith("set MINIPAGED_CACHE to a folder that you can write to")
 
 
 def test_your_own_model_is_named():
@@ -231,6 +233,14 @@ def test_no_model_is_reported_and_nothing_is_fetched(tmp_path):
     assert not cache.exists()
 
 
+def test_a_cache_that_cannot_be_written_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIPAGED_CACHE", str(tmp_path / "not made" / "yet"))
+    asked = []
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: asked.append((path, mode)))
+    assert not doctor._can_write()
+    assert asked == [(tmp_path, os.W_OK)]
+
+
 def test_a_model_of_your_own_is_looked_for(tmp_path):
     code, text = run(MINIPAGED_MODEL=str(tmp_path))
     assert code == 1 and "(MINIPAGED_MODEL), not on this machine" in text
@@ -265,7 +275,7 @@ def test_a_look_that_fails_becomes_an_unknown(monkeypatch):
     def fails(*_):
         raise OSError("no such device")
 
-    for look in ("_package", "_cpu_cores", "_memory_bytes", "_gpus", "_model", "_free_disk"):
+    for look in ("_package", "_cpu_cores", "_memory_bytes", "_gpus", "_model", "_free_disk", "_can_write"):
         monkeypatch.setattr(doctor, look, fails)
     facts = doctor.gather()
     assert facts.memory_bytes is None and facts.gpus == () and facts.model_place is None

