@@ -131,7 +131,7 @@ def spills(ptx: str, target: str) -> tuple[int, int]:
     """What the bundled ptxas -v says: (registers, bytes spilled)."""
     nvidia = triton.knobs.nvidia
 
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx", encoding="utf-8") as file:
         file.write(ptx)
         file.flush()
         arch = re.findall(r"\.target (sm_\w+)", ptx)[0]
