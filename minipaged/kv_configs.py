@@ -92,6 +92,8 @@ _KINDS = {
     "moe": "none", "mlp": "none", "minimax_m3_sparse": "full",
 }  # fmt: skip
 
+_BY_HAND = "build KVCacheSpec(layers=...) by hand"  # the way out where a config is not understood
+
 _INDEXED = {"indexed_attention", "deepseek_sparse_attention", "qwen_sparse_attention", "minimax_m3_sparse"}
 
 # Field names that hint at a cache which is not plain K and V. In a family that is not known, they stop us.
@@ -214,7 +216,9 @@ def _text_part(fields: dict[str, Any]) -> dict[str, Any]:
             return _text_part(dict(inner))
     if isinstance(attention := fields.get("attn_config"), Mapping):  # MPT and DBRX keep their heads one level down
         if attention.get("attn_type", "multihead_attention") != "multihead_attention":
-            raise UnreadableConfigError(f"attn_type {attention['attn_type']!r} is not one we know how to count")
+            raise UnreadableConfigError(
+                f"attn_type {attention['attn_type']!r} is not one we know how to count; {_BY_HAND}"
+            )
         inner = {k: v for k, v in attention.items() if k in ("kv_n_heads", "sliding_window")}
         return {**{k: v for k, v in fields.items() if k != "attn_config"}, **inner}
     return fields
@@ -282,7 +286,7 @@ def _refuse(config: _Config) -> None:
     if config.get("is_decoder", True) is False and config.family in _ENCODERS:
         raise UnreadableConfigError(f"the config{config.who} is an encoder (is_decoder is false): it keeps no cache")
     if reason := _UNCOUNTED.get(config.family):
-        raise UnreadableConfigError(f"the cache of family {config.family} is not counted here: {reason}")
+        raise UnreadableConfigError(f"the cache of family {config.family} is not counted here: {reason}; {_BY_HAND}")
     if config.known:
         return
     for name in config.get("architectures", []):
@@ -295,7 +299,7 @@ def _refuse(config: _Config) -> None:
         if _UNUSUAL.search(name):
             raise UnreadableConfigError(
                 f'"{config.family}" is no family we know, and its field {name} = {str(value)[:60]} may change what the '
-                "cache holds; build KVCacheSpec(layers=...) by hand"
+                f"cache holds; {_BY_HAND}"
             )
 
 
@@ -436,11 +440,18 @@ def _layer_types(config: _Config) -> list[str]:
         )
     if types is None:
         types = _window_types(config, count)
+    if config.family == "recurrent_gemma":  # all its attention has a window; transformers before 5.24 does not say so
+        types = ["sliding_attention" if name == "attention" else name for name in types]
     if len(types) != count:
-        raise UnreadableConfigError(f"layer_types has {len(types)} entries{config.who}, and there are {count} layers")
+        raise UnreadableConfigError(
+            f"layer_types has {len(types)} entries{config.who}, one each is needed for {count} layers"
+        )
     for name in types:
         if name not in _KINDS:
-            raise UnreadableConfigError(f'layer type "{name}"{config.who} is not one we know how to count')
+            raise UnreadableConfigError(
+                f'layer type "{name}"{config.who} is not one we know how to count; known are '
+                f"{', '.join(sorted(_KINDS))}; {_BY_HAND}"
+            )
     return list(types)
 
 
@@ -517,7 +528,7 @@ def _indexer_dim(config: _Config, index: int) -> int:
         return 0
     if config.get("indexer_n_heads"):
         raise UnreadableConfigError(
-            f"the indexer{config.who} keeps positions beside its keys, which are not counted here"
+            f"the indexer{config.who} keeps positions beside its keys, which are not counted here; {_BY_HAND}"
         )
     return config.number("index_head_dim") if config.get("index_head_dim") else 0
 
@@ -529,7 +540,7 @@ def _head_dim(config: _Config, heads: int) -> int:
     hidden = config.number("hidden_size")
     if hidden % heads:
         raise UnreadableConfigError(
-            f"hidden size {hidden}{config.who} is no multiple of {heads} heads, and no head_dim is given"
+            f"hidden size {hidden}{config.who} is no multiple of {heads} heads, and no head_dim is given; add head_dim"
         )
     return hidden // heads
 
@@ -576,6 +587,9 @@ def _share(config: _Config, layers: list[LayerCache]) -> list[LayerCache]:
     for index in range(first, len(layers)):
         source = max((i for i in range(first) if layers[i].note == layers[index].note), default=None)
         if source is None:
-            raise UnreadableConfigError(f"layer {index}{config.who} shares K and V, and no earlier layer has its type")
+            raise UnreadableConfigError(
+                f"layer {index}{config.who} shares K and V, and none of the first {first} layers has its type, "
+                f"{layers[index].note}; correct num_kv_shared_layers or layer_types"
+            )
         shared.append(LayerCache("shared", source=source, note=layers[index].note))
     return [*layers[:first], *shared]
