@@ -33,7 +33,11 @@ _NAME = "minipaged"  # the attention implementation, and the keyword under which
 
 
 class UnsupportedModelError(MinipagedError):
-    """This model would not give its own output on paged attention; the message says why."""
+    """This model would not give its own output on paged attention; the message says why, and what still runs it."""
+
+
+def _refusal(why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{why}; transformers' own generate() still runs this model")
 
 
 @dataclass(frozen=True)
@@ -257,13 +261,13 @@ def _paged(
 ) -> tuple[torch.Tensor, None]:
     """The attention function: query [1, num_heads, num_tokens, k_dim] -> [1, num_tokens, num_heads, v_dim]."""
     if minipaged is None:
-        raise UnsupportedModelError(
+        raise _refusal(
             f"{type(module).__name__} calls attention without the metadata that was given to the model: it does not "
             "hand keyword arguments down to its attention"
         )
     for name, extra in (("mask of its own", attention_mask), *((n, others.get(n)) for n in ("position_bias", "alibi"))):
         if extra is not None:
-            raise UnsupportedModelError(f"{type(module).__name__} adds a {name} to its scores, which is not paged")
+            raise _refusal(f"{type(module).__name__} adds a {name} to its scores, which is not paged")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [num_tokens, heads, dim]
     out = minipaged.attend(q, k, v, scale=scaling, sliding_window=sliding_window, logit_softcap=softcap, sinks=s_aux)
     return out[None], None
@@ -292,17 +296,17 @@ def refuse_by_config(model: Any) -> None:
     refuse_training(model)
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{name} has an encoder; this engine runs decoders alone")
+        raise _refusal(f"{name} has an encoder; this engine runs decoders alone")
     kinds = set(getattr(config, "layer_types", None) or ())
     if "chunked_attention" in kinds or getattr(config, "attention_chunk_size", None):
-        raise UnsupportedModelError(f"{name} attends in fixed chunks (chunked_attention), which is not paged here")
+        raise _refusal(f"{name} attends in fixed chunks (chunked_attention), which is not paged here")
     states = sorted(kinds - {"full_attention", "sliding_attention"})
     if states:
-        raise UnsupportedModelError(f"{name} has layers of kind {', '.join(states)}: they keep no K and V to page")
+        raise _refusal(f"{name} has layers of kind {', '.join(states)}: they keep no K and V to page")
     rope = getattr(config, "rope_parameters", None) or {}
     types = {r.get("rope_type") for r in (rope, *rope.values()) if isinstance(r, dict)}
     if types & {"longrope", "dynamic"}:
-        raise UnsupportedModelError(
+        raise _refusal(
             f"{name} scales its rotations ({', '.join(sorted(types & {'longrope', 'dynamic'}))}) by the largest "
             "position in the row; packed sequences would change each other"
         )
@@ -344,7 +348,7 @@ class _Probe:
         with _windows_shrunk_to(self.model, self.WINDOW) as windows:
             wanted = [self._alone(sequence) for sequence in ids] if windows else plain
             if windows and all(torch.equal(a, b) for a, b in zip(plain, wanted, strict=True)):
-                raise UnsupportedModelError(
+                raise _refusal(
                     f"{self._name} has a sliding window of {max(windows)} that could not be tested: making it smaller "
                     "changes nothing"
                 )
@@ -362,13 +366,11 @@ class _Probe:
         except UnsupportedModelError:
             raise
         except Exception as error:
-            raise UnsupportedModelError(
+            raise _refusal(
                 f"{self._name} cannot run a packed row without a cache: {type(error).__name__}: {error}"
             ) from error
         if not recorder.shapes:
-            raise UnsupportedModelError(
-                f"{self._name} has its own attention code: it never asks transformers' interface"
-            )
+            raise _refusal(f"{self._name} has its own attention code: it never asks transformers' interface")
         return recorder.shapes
 
     def _alone(self, ids: list[int]) -> torch.Tensor:
@@ -403,7 +405,7 @@ class _Probe:
         for a, b in zip(got, wanted, strict=True):
             error = ((a - b).abs().max() / b.abs().max().clamp(min=1e-12)).item()
             if not error < limit:
-                raise UnsupportedModelError(
+                raise _refusal(
                     f"{self._name} gives other logits on paged attention than on its own (largest difference "
                     f"{error:.1g} of the largest logit, allowed {limit:.0g}): something in it looks beyond q, k and v"
                 )

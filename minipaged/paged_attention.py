@@ -180,7 +180,9 @@ def paged_attention(
     num_blocks, block_size = k_cache.shape[:2]
     batch = PagedBatch(block_tables, seq_lens, cu_seqlens_q, block_size, query.device, num_blocks if check else None)
     if check and batch.num_tokens != query.shape[0]:
-        raise InvalidInputError(f"cu_seqlens_q ends at {batch.num_tokens}, and query has {query.shape[0]} rows")
+        raise InvalidInputError(
+            f"cu_seqlens_q ends at {batch.num_tokens}, and query has {query.shape[0]} rows; it must end at that"
+        )
     options = {"scale": scale, "sliding_window": sliding_window, "logit_softcap": logit_softcap, "sinks": sinks}
     return attend(query, k_cache, v_cache, batch, backend=backend, **options)
 
@@ -357,7 +359,10 @@ def _check_tensors(
         )
     num_heads, num_kv_heads = query.shape[1], k_cache.shape[2]
     if num_heads % num_kv_heads:
-        raise InvalidInputError(f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly")
+        raise InvalidInputError(
+            f"{num_heads} query heads cannot share {num_kv_heads} KV heads evenly; num_heads must be a multiple of "
+            "num_kv_heads (axis 1 of query, axis 2 of the caches)"
+        )
     if not (query.dtype == k_cache.dtype == v_cache.dtype and query.device == k_cache.device == v_cache.device):
         raise InvalidInputError(
             f"query is {query.dtype} on {query.device}, k_cache {k_cache.dtype} on {k_cache.device}, v_cache "
