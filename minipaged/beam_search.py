@@ -349,13 +349,14 @@ class _PagedBeams:
             raise OutOfBlocksError(f"the prompt's {len(self.ids)} tokens find no room: {self._pool()}")
         with self.llm._changing():
             root = next(self.llm._numbers)
-            computed = self.manager.allocate(root, self.ids, watermark=keep_free)
+            computed = self.manager.allocate(root, self.ids, watermark=keep_free)  # what the prefix cache has
             self.seq_ids = [root]
         chunk = self.llm.scheduler.max_num_batched_tokens
         while computed < len(self.ids):
             part = self.ids[computed : computed + chunk]
             logits = self._pass([part], computed)
             computed += len(part)
+            self.manager.mark_computed(root, computed)  # from here on others may find the prompt's full blocks
         return logits
 
     def grow(self, parents: list[int]) -> list[tuple[int, int]]:
