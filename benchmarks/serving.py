@@ -99,8 +99,12 @@ VLLM = """
 import json, sys, time
 from vllm import LLM, SamplingParams
 folder, slots, dtype, work = sys.argv[1], int(sys.argv[2]), sys.argv[3], json.load(sys.stdin)
-llm = LLM(folder, dtype=dtype, block_size=16, num_gpu_blocks_override=slots // 16, max_model_len=slots,
-          max_num_batched_tokens=max(512, slots), enable_prefix_caching=False)
+import torch
+block = 16 if torch.cuda.is_available() else 32  # its attention on a CPU takes multiples of 32
+longest = max(len(w["prompt"]) + w["max_tokens"] for w in work)
+llm = LLM(folder, dtype=dtype, block_size=block, num_gpu_blocks_override=slots // block + 1,  # one pads its tables
+          max_model_len=longest, max_num_batched_tokens=512, enable_prefix_caching=False,
+          gpu_memory_utilization=0.5)  # the pool's size is given above; this only has to be free
 def run(work):
     params = [SamplingParams(temperature=0, max_tokens=w["max_tokens"], ignore_eos=True) for w in work]
     out = llm.generate([{"prompt_token_ids": w["prompt"]} for w in work], params, use_tqdm=False)
@@ -122,7 +126,8 @@ def vllm(python: str, folder: str, work: Work, slots: int, dtype: str) -> tuple[
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if not lines:
-        raise SystemExit(f"vLLM did not answer:\n{done.stderr[-3000:]}")
+        causes = [line for line in (done.stdout + done.stderr).splitlines() if "Error: " in line]  # its first is the cause
+        raise SystemExit("vLLM did not answer:\n" + "\n".join(causes[:5] or done.stderr.splitlines()[-20:]))
     seconds, tokens = json.loads(lines[0].removeprefix("RESULT"))
     return seconds, tokens
 

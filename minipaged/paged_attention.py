@@ -30,6 +30,7 @@ from minipaged.errors import InvalidInputError
 
 BACKENDS = ("auto", "reference", "torch", "triton")
 _KERNELS = "minipaged.triton_kernels"
+KEYS_PER_CALL = 256  # reading so many keys takes about as long as one more call
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class PagedBatch:
         self.decodes = [part for part in parts if part.q_len == 1]
         self.max_q_len = max((part.q_len for part in parts), default=0)
         self.max_seq_len = max(lens, default=0)
-        self._decode_reads: dict[int | None, tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = {}
+        self._decode_reads: dict[int | None, list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]] = {}
         self._chunk_reads: dict[tuple[int, int | None], torch.Tensor] = {}
         self._tiles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -117,8 +118,8 @@ class PagedBatch:
             self._chunk_reads[key] = self.slots(chunk.index, start, chunk.seq_len)
         return self._chunk_reads[key]
 
-    def decode_reads(self, window: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """What all decoding sequences read, as a rectangle: (rows, slots, valid).
+    def decode_reads(self, window: int | None) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """What the decoding sequences read, in one or more rectangles, each (rows, slots, valid).
 
         Returns:
             rows [n]: which query rows they are. slots [n, longest]: where the keys lie. valid bool [n, longest], or
@@ -126,18 +127,30 @@ class PagedBatch:
             first slot again: it is masked, and nothing is read that this sequence did not write.
         """
         if window not in self._decode_reads:
-            lens = torch.tensor([d.seq_len for d in self.decodes], device=self.device)  # [n]
-            first = torch.zeros_like(lens) if window is None else (lens - window).clamp(min=0)
-            longest = max(d.seq_len if window is None else min(window, d.seq_len) for d in self.decodes)
-            position = first[:, None] + torch.arange(longest, device=self.device)  # [n, longest]
-            valid = position < lens[:, None]
-            position = torch.where(valid, position, first[:, None])
-            rows, seqs = self.decode_rows
-            tables = self.block_tables[seqs].long()  # [n, max_blocks]
-            slots = tables.gather(1, position // self.block_size) * self.block_size + position % self.block_size
-            ragged = any((d.seq_len if window is None else min(window, d.seq_len)) < longest for d in self.decodes)
-            self._decode_reads[window] = rows, slots, valid if ragged else None
+            seen = {d: d.seq_len if window is None else min(window, d.seq_len) for d in self.decodes}
+            groups = _rectangles(sorted(self.decodes, key=seen.__getitem__), seen) if seen else []
+            self._decode_reads[window] = [self._rectangle(group, [seen[d] for d in group]) for group in groups]
         return self._decode_reads[window]
+
+    def _rectangle(self, group: list[Chunk], seen: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        lens = torch.tensor(seen, device=self.device)  # [n]
+        first = torch.tensor([d.seq_len for d in group], device=self.device) - lens  # the first key that a window shows
+        position = torch.arange(seen[-1], device=self.device).expand(len(group), -1)  # [n, longest]
+        valid = position < lens[:, None]
+        position = torch.where(valid, position, 0) + first[:, None]
+        rows = torch.tensor([d.first_row for d in group], device=self.device)  # [n]
+        tables = self.block_tables[[d.index for d in group]].long()  # [n, max_blocks]
+        slots = tables.gather(1, position // self.block_size) * self.block_size + position % self.block_size
+        return rows, slots, valid if seen[0] < seen[-1] else None
+
+
+def _rectangles(group: list[Chunk], seen: dict[Chunk, int]) -> list[list[Chunk]]:
+    """Sequences in order of length, cut where it saves most, as long as that saves more keys than a call costs."""
+    saved = [i * (seen[group[-1]] - seen[group[i - 1]]) for i in range(1, len(group))]
+    if max(saved, default=0) < KEYS_PER_CALL:
+        return [group]
+    cut = saved.index(max(saved)) + 1
+    return [*_rectangles(group[:cut], seen), *_rectangles(group[cut:], seen)]
 
 
 def paged_attention(
@@ -252,12 +265,11 @@ def _torch(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     k_slots, v_slots = k_cache.flatten(0, 1), v_cache.flatten(0, 1)  # [num_slots, num_kv_heads, dim]
     out = query.new_empty(*query.shape[:2], v_cache.shape[-1])  # [num_tokens, num_heads, v_dim]
-    if batch.decodes:
-        rows, slots, valid = batch.decode_reads(sliding_window)
+    for rows, slots, valid in batch.decode_reads(sliding_window):
         k, v = (_read(cache, slots).transpose(1, 2) for cache in (k_slots, v_slots))  # [n, num_kv_heads, longest, dim]
-        q = query[rows].unsqueeze(2)  # [n, num_heads, 1, k_dim]
+        q = query.index_select(0, rows).unsqueeze(2)  # [n, num_heads, 1, k_dim]
         mask = None if valid is None else valid[:, None, None]  # [n, 1, 1, longest]
-        out[rows] = _dense(q, k, v, mask, scale, logit_softcap, sinks).squeeze(2)
+        out.index_copy_(0, rows, _dense(q, k, v, mask, scale, logit_softcap, sinks).squeeze(2))
     for chunk in batch.chunks:
         slots = batch.chunk_reads(chunk, sliding_window)
         k, v = (_read(cache, slots).transpose(0, 1) for cache in (k_slots, v_slots))  # [num_kv_heads, kv_len, dim]

@@ -138,8 +138,8 @@ class PagedKVCache(Cache):
             self._check_slots(slots)
             real = slots >= 0
             slots, k, v = slots[real], k[real], v[real]
-        self.k_cache[call].flatten(0, 1)[slots] = k  # flatten: a view [num_blocks * block_size, num_kv_heads, k_dim]
-        self.v_cache[call].flatten(0, 1)[slots] = v
+        self.k_cache[call].flatten(0, 1).index_copy_(0, slots, k)  # flatten: a view [all slots, num_kv_heads, k_dim]
+        self.v_cache[call].flatten(0, 1).index_copy_(0, slots, v)
 
     def gather(
         self, call: int, block_table: torch.Tensor | Sequence[int], length: int

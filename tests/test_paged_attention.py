@@ -174,9 +174,26 @@ def test_scores_far_below_any_sentinel_are_exact():
 def test_what_layers_share_is_worked_out_once():
     case = Case(lens=[20, 8], q_lens=[1, 3])
     batch = PagedBatch(case.tables, case.lens, case.cu, 16, "cpu", case.k_cache.shape[0])
-    assert batch.decode_reads(None)[1] is batch.decode_reads(None)[1]
-    assert batch.decode_reads(4)[1].shape == (1, 4)
+    assert batch.decode_reads(None) is batch.decode_reads(None)
+    assert [slots.shape for _, slots, _ in batch.decode_reads(4)] == [(1, 4)]
     assert len(batch.chunk_reads(batch.chunks[0], 4)) == 6  # the first of three queries sees 3 tokens before itself
+
+
+def test_decoding_sequences_of_very_different_lengths_are_read_in_several_rectangles():
+    lens = [400, 20, 390, 25, 18, 22, 100, 30]  # one rectangle would be 8 x 400
+    case = Case(lens=lens, q_lens=[1] * len(lens))
+    batch = PagedBatch(case.tables, case.lens, case.cu, 16, "cpu", case.k_cache.shape[0])
+    rectangles = batch.decode_reads(None)
+    assert sorted(torch.cat([rows for rows, _, _ in rectangles]).tolist()) == list(range(len(lens)))
+    assert sum(slots.numel() for _, slots, _ in rectangles) < 1.2 * sum(lens)
+    assert case.error("torch") < LIMIT[torch.float32]
+    assert case.error("torch", sliding_window=50) < LIMIT[torch.float32]
+
+
+def test_sequences_of_about_the_same_length_stay_in_one_rectangle():
+    lens = [100, 104, 97, 110]
+    batch = PagedBatch([range(7)] * 4, lens, [0, 1, 2, 3, 4], 16, "cpu", 7)
+    assert [tuple(slots.shape) for _, slots, _ in batch.decode_reads(None)] == [(4, 110)]
 
 
 BAD = {
