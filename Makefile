@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PORT   ?= 8888
+# Test files run side by side in this many processes; WORKERS=0 runs them one after another, in half the memory.
+WORKERS ?= 2
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
@@ -11,8 +13,13 @@ READY  := $(VENV)/.ready
 AS_ROOT   := $(if $(filter 0,$(shell id -u)),--allow-root)
 NO_SCREEN := $(if $(filter Linux,$(shell uname -s)),$(if $(DISPLAY)$(WAYLAND_DISPLAY),,--no-browser))
 
-PYTEST := $(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout 120 \
-          --nbval-sanitize-with tests/nbval_sanitize.cfg
+# A home that cannot be written (a classroom, a container): Jupyter, pip and the model use a folder in .venv instead.
+ifneq ($(shell test -w "$$HOME" && echo yes),yes)
+export HOME := $(abspath $(VENV))/home
+endif
+
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+          --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 
 .PHONY: help lab test setup model notebooks wheel badges resolve lint clean
 .DELETE_ON_ERROR:
@@ -47,12 +54,14 @@ $(READY): requirements.txt pyproject.toml
 	@touch $(READY)
 
 model: setup
+	@mkdir -p "$(HOME)"
 	@$(BIN)/python -m minipaged.models
 
 notebooks: model
 	@$(BIN)/python tools/run_notebooks.py
 
 wheel: setup
+	@rm -rf build   # what an earlier build left would get into the wheel
 	@$(BIN)/python -m build --wheel
 
 badges: setup
