@@ -116,7 +116,7 @@ def _numbers_apart(english: str, other: str) -> str:
 def _targets(text: str) -> Counter[str]:
     """What a text links to, by name: the same notebook may lie one folder higher."""
     return Counter(
-        target.rsplit("/", 1)[-1] if ".ipynb" in target else target.removeprefix("../") for target in LINK.findall(text)
+        target.rsplit("/", 1)[-1] if ".ipynb" in target else target.lstrip("./") for target in LINK.findall(text)
     )
 
 
