@@ -21,13 +21,14 @@ endif
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
           --nbval --nbval-current-env --nbval-cell-timeout 120 --nbval-sanitize-with tests/nbval_sanitize.cfg
 
-.PHONY: help lab test setup model notebooks wheel badges resolve lint clean
+.PHONY: help lab test setup model notebooks editions wheel badges resolve lint clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make lab        set up, fetch the model, open the course in JupyterLab (PORT=8888)"
 	@echo "make test       set up, fetch the model, run every test and every notebook"
 	@echo "make notebooks  run all notebooks top to bottom and save their outputs"
+	@echo "make editions   list what is stale in the translated notebooks (notebooks/zh)"
 	@echo "make wheel      build the package into dist/"
 	@echo "make badges     REPO=owner/name: write Colab badges and set-up cells"
 	@echo "make resolve    ask the package index whether requirements.txt resolves for Linux, macOS and Windows"
@@ -59,6 +60,9 @@ model: setup
 
 notebooks: model
 	@$(BIN)/python tools/run_notebooks.py
+
+editions: setup
+	@$(BIN)/python -m tools.editions
 
 wheel: setup
 	@rm -rf build   # what an earlier build left would get into the wheel
