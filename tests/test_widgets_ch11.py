@@ -64,14 +64,17 @@ def test_a_tree_shows_blocks_by_count_and_what_was_given_back():
     assert picture.data["gone"] == 1 and picture.data["shared"] == 2 and picture.data["most"] == 2
     assert picture.data["blocks"] == 4 and picture.data["alone"] == 6
     panel = step_through_beams([before, now], [{0: "Once"}, {0: "Once"}], 4)
-    assert "Step 1 of 1" in panel.sentence and "1 were given back" in panel.sentence
-    panel.controls["step"].value = 0
-    assert "Step 0 of 1" in panel.sentence and "0 were given back" in panel.sentence
+    assert "Step 1 of 2" in panel.sentence and "Given back since the moment before: 0" in panel.sentence
+    panel.controls["step"].value = 2
+    assert "Step 2 of 2" in panel.sentence and "Given back since the moment before: 1" in panel.sentence
 
 
 def test_the_pictures_say_their_numbers():
-    saved = plots.saved_beside_paper([2, 4], {"paper": [6.09, 8.53], "ours": [4.7, 8.4]}, {"paper": [37.56, 53.13]})
-    assert "whole blocks: 4.7, 8.4" in saved.sentence and "beam search, paper, figure 15: 37.6, 53.1" in saved.sentence
+    saved = plots.saved_beside_paper([2, 4], {"paper": [6.09, 8.53], "ours": [4.7, 8.4]}, {"drawn": [39.0, 58.0]})
+    assert (
+        "whole blocks: 4.7, 8.4" in saved.sentence
+        and "beam search, here, beams drawn at random: 39.0, 58.0" in saved.sentence
+    )
     prefill = plots.prefill(["1", "2"], [110, 14], [0, 96])
     assert "96 of them (44 %) were found" in prefill.sentence and prefill.data["computed"] == 124
     rows = plots.next_row([("continuous + paged", 80, 2000, 5.0), ("+ prefix caching", 60, 900, 7.25)])

@@ -207,7 +207,7 @@ def _moment_sentence(shot: Shot) -> str:
 # --- a tree of beams -----------------------------------------------------------------------------------------------
 
 
-def _leaves(now: Tables, before: Tables) -> list[tuple[int, ...]]:
+def leaves(now: Tables, before: Tables) -> list[tuple[int, ...]]:
     """One row for each table of now, and for each old one whose last block is gone; same beginnings side by side."""
     alive = set(owners(now))
     gone = [tuple(table) for table, _ in before.values() if table and table[-1] not in alive]
@@ -242,17 +242,17 @@ def block_tree(
     from matplotlib.patches import FancyBboxPatch
 
     before = before or {}
-    leaves, who = _leaves(tables, before), owners(tables)
-    depth = max(width, *(len(leaf) for leaf in leaves))
-    rows = max(rows, len(leaves))
+    ends_of, who = leaves(tables, before), owners(tables)
+    depth = max(width, *(len(leaf) for leaf in ends_of))
+    rows = max(rows, len(ends_of))
     fig, ax = new_figure(9.0, 0.95 + 0.44 * rows)
-    lifted = (rows - len(leaves)) / 2
+    lifted = (rows - len(ends_of)) / 2
     place: dict[tuple[int, int], float] = {}
     for level in range(depth):
-        for block in {leaf[level] for leaf in leaves if len(leaf) > level}:
-            at = [row for row, leaf in enumerate(leaves) if len(leaf) > level and leaf[level] == block]
+        for block in {leaf[level] for leaf in ends_of if len(leaf) > level}:
+            at = [row for row, leaf in enumerate(ends_of) if len(leaf) > level and leaf[level] == block]
             place[level, block] = lifted + sum(at) / len(at)
-    for leaf in leaves:
+    for leaf in ends_of:
         for level in range(1, len(leaf)):
             ends = [place[level - 1, leaf[level - 1]], place[level, leaf[level]]]
             ax.plot([level - 0.1, level], ends, color=_INK, linewidth=0.9, zorder=1)
@@ -272,8 +272,8 @@ def block_tree(
     words = {"n": len(tables), "blocks": len(who), "alone": alone, "percent": 100 * (1 - len(who) / alone)}
     words |= {"gone": len(set(owners(before)) - set(who)), "most": max(len(names) for names in who.values())}
     words["shared"] = sum(len(names) > 1 for names in who.values())
-    ax.set_title(title or say("11.tree.title", **words))
-    lead = f"{title}. " if title else ""
+    lead = f"{title}: " if title else ""
+    ax.set_title(lead + say("11.tree.title", **words))
     return Picture(fig, lead + say("11.tree.sentence", **words), data=words)
 
 
@@ -290,9 +290,9 @@ def saved_beside_paper(
 
     Args:
         counts: n or k.
-        sampling, beams: {"paper" | "ours" | "tokens": per cent for each of counts}.
+        sampling, beams: {"paper" | "ours" | "tokens" | "drawn": per cent for each of counts}.
     """
-    looks = {"paper": ("grey", ""), "ours": ("blue", "//"), "tokens": ("orange", "..")}
+    looks = {"paper": ("grey", ""), "ours": ("blue", "//"), "tokens": ("orange", ".."), "drawn": ("sky", "\\\\")}
     fig, axes = new_figure(7.8, 3.0, ncols=2)
     for ax, values, what in zip(axes, (sampling, beams), ("sampling", "beams"), strict=True):
         wide = 0.8 / len(values)

@@ -808,16 +808,17 @@ WORDS: dict[str, str] = {
     "11.moments.each": "{label}: {tables}",
     "11.moments.copied": ", block {source} copied to block {target}",
     "11.moments.sentence": "The tables, moment by moment. {each}",
-    "11.tree.title": "{n} beams, {blocks} blocks instead of {alone}: {percent:.0f} % less; darker: more beams name it",
+    "11.tree.title": "{n} beams, {blocks} blocks instead of {alone}; darker: more beams name it",
     "11.tree.block": "{block}  ×{count}",
     "11.tree.gone": "{block}  given back",
     "11.tree.sentence": (
-        "{n} beams name {alone} blocks in their tables, and {blocks} are in use, {percent:.0f} % less; {shared} are "
-        "shared, one of them by {most} beams; {gone} were given back since the moment before."
+        "{n} beams name {alone} blocks in their tables, and {blocks} are in use, {percent:.0f} % less. Shared: "
+        "{shared}, one of them by {most} beams. Given back since the moment before: {gone}."
     ),
     "11.saved.paper": "paper, figure 15",
     "11.saved.ours": "here, whole blocks",
     "11.saved.tokens": "here, counting tokens",
+    "11.saved.drawn": "here, beams drawn at random",
     "11.saved.sampling": "n samples of one prompt",
     "11.saved.sampling.tick": "n = {n}",
     "11.saved.beams": "beam search",

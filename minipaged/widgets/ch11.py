@@ -7,7 +7,7 @@ from typing import Any
 
 from minipaged.block_manager import BlockManager
 from minipaged.plots.base import Picture
-from minipaged.plots.ch11 import Tables, block_tree, shared_pool
+from minipaged.plots.ch11 import Tables, block_tree, leaves, shared_pool
 from minipaged.widgets.base import Panel, widgets
 from minipaged.widgets.words import say
 
@@ -68,15 +68,16 @@ def step_through_beams(history: Sequence[Tables], labels: Sequence[Mapping[int, 
         block_size: slots in a block.
     """
     width = max(len(table) for tables in history for table, _ in tables.values())
-    rows = 2 * max(len(tables) for tables in history)
+    pairs = list(zip([{}, *history], history, strict=False))  # (before, now) of each step
+    rows = max(len(leaves(now, before)) for before, now in pairs)
+    steps = len(history)
 
     def draw(step: int) -> Picture:
-        before = history[step - 1] if step else {}
-        texts = {**(labels[step - 1] if step else {}), **labels[step]}
-        title = say("11.beams.title", step=step, steps=len(history) - 1)
-        return block_tree(history[step], texts, block_size, before=before, title=title, width=width, rows=rows)
+        before, now = pairs[step - 1]
+        texts = {**(labels[step - 2] if step > 1 else {}), **labels[step - 1]}
+        title = say("11.beams.title", step=step, steps=steps)
+        return block_tree(now, texts, block_size, before=before, title=title, width=width, rows=rows)
 
-    last = len(history) - 1
     text = say("11.beams.step")
-    controls = {"step": widgets.IntSlider(last, 0, last, description=text, continuous_update=False)}
-    return Panel(draw, controls, above=say("11.beams.above"))
+    slider = widgets.IntSlider(-(-steps // 2), 1, steps, description=text, continuous_update=False)
+    return Panel(draw, {"step": slider}, above=say("11.beams.above"))
