@@ -309,8 +309,8 @@ class BlockManager:
         needed = self.new_blocks_needed(seq_id, n)
         if needed > self.num_free_blocks:
             raise OutOfBlocksError(
-                f"sequence {seq_id} needs {needed} more blocks for {n} more tokens, and {self.num_free_blocks} of "
-                f"{self.num_blocks} are free. Free or preempt a sequence, or make a larger pool."
+                f"sequence {seq_id} needs {_more(needed, 'block')} for {_more(n, 'token')}, and {self.num_free_blocks} "
+                f"of {self.num_blocks} are free. Free or preempt a sequence, or make a larger pool."
             )
         copies = self._copy_on_write(seq_id)
         if needed > len(copies):
@@ -329,7 +329,8 @@ class BlockManager:
         table, num_tokens = self._tables[self._known(seq_id)], whole_number("num_tokens", num_tokens)
         if not 0 <= num_tokens <= self._num_tokens[seq_id]:
             raise InvalidInputError(
-                f"sequence {seq_id} has {self._num_tokens[seq_id]} tokens and cannot be cut to {num_tokens}"
+                f"sequence {seq_id} has {self._num_tokens[seq_id]} tokens and cannot be cut to {num_tokens}; "
+                "a cut leaves from 0 to all of them"
             )
         kept = blocks_needed(num_tokens, self.block_size)
         self.pool.give_back(reversed(table[kept:]))
@@ -415,7 +416,7 @@ class BlockManager:
         if needed > self.num_free_blocks:
             raise OutOfBlocksError(
                 f"sequences {seq_ids} need {needed} blocks to come back, and {self.num_free_blocks} of "
-                f"{self.num_blocks} are free"
+                f"{self.num_blocks} are free. Free or preempt another sequence first."
             )
         return self._move(seq_ids, self._host_tables, host, self._tables, self.pool)
 
@@ -753,3 +754,8 @@ class Paged:
     def spans(self, request: int) -> list[tuple[int, int]]:
         """The request's blocks as (first slot, number of slots), in the order of its tokens."""
         return [(block_id * self.block_size, self.block_size) for block_id in self.manager.block_table(request)]
+
+
+def _more(n: int, what: str) -> str:
+    """1 more block, 2 more blocks."""
+    return f"{n} more {what}{'' if n == 1 else 's'}"

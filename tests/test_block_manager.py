@@ -217,7 +217,7 @@ def test_the_check_and_the_action_agree_at_the_last_block(block_size):
         manager.append_slots(0)
     assert not manager.can_append(0)
     before = state(manager)
-    with pytest.raises(OutOfBlocksError, match="needs 1 more blocks for 1 more tokens, and 0 of 2 are free"):
+    with pytest.raises(OutOfBlocksError, match="needs 1 more block for 1 more token, and 0 of 2 are free"):
         manager.append_slots(0)
     assert state(manager) == before
 

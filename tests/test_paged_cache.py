@@ -220,7 +220,7 @@ def test_a_full_pool_says_so_and_nothing_has_changed():
         prefill(model, tiny_ids(9), cache)
     assert cache.get_seq_length() == 0 and cache.manager.num_free_blocks == 2
     prefill(model, tiny_ids(8), cache)
-    with pytest.raises(OutOfBlocksError, match="needs 1 more blocks"):
+    with pytest.raises(OutOfBlocksError, match="needs 1 more block"):
         decode_step(model, tiny_ids(1)[0], cache)
     assert {layer.get_seq_length() for layer in cache.layers} == {8}
     cache.crop(-1)

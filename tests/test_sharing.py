@@ -259,7 +259,7 @@ def test_the_check_and_the_action_agree_when_only_a_copy_is_missing():
     manager.append_slots(0)
     before = state(manager)
     assert not manager.can_append(1)
-    with pytest.raises(OutOfBlocksError, match="needs 1 more blocks for 1 more tokens"):
+    with pytest.raises(OutOfBlocksError, match="needs 1 more block for 1 more token"):
         manager.append_slots(1)
     assert state(manager) == before
     manager.free(2)
