@@ -306,8 +306,8 @@ class PagedKVCache(Cache):
     def update_conv_state(self, *_: Any, **__: Any) -> torch.Tensor:
         """Refused: a running state has no tokens to page."""
         raise UnsupportedCacheError(
-            "PagedKVCache holds K and V of tokens, and this model's layers keep a running state: let the model make its "
-            "own cache"
+            "PagedKVCache holds K and V of tokens, and this model's layers keep a running state: "
+            "let the model make its own cache"
         )
 
     update_recurrent_state = update_indexer = update_conv_state
@@ -399,8 +399,8 @@ def _probe(model: Any) -> list[CacheLayerMixin]:
         plain = type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) and layer.keys is not None
         if not plain or layer.keys.ndim != 4:
             raise UnsupportedCacheError(
-                f"layer {number} of {type(model).__name__} keeps {type(layer).__name__}, not one K and one V a token: let "
-                "the model make its own cache"
+                f"layer {number} of {type(model).__name__} keeps {type(layer).__name__}, not one K and one V a token: "
+                "let the model make its own cache"
             )
     if not layers:
         raise UnsupportedCacheError(f"{type(model).__name__} keeps no K and V at all: there is nothing to page")
