@@ -89,6 +89,7 @@ class Watch:
     loads: dict[str, dict[tuple[int, ...], set[int]]] = field(default_factory=lambda: defaultdict(dict))
     stores: dict[str, dict[tuple[int, ...], set[int]]] = field(default_factory=lambda: defaultdict(dict))
     loaded: Counter[str] = field(default_factory=Counter)  # numbers loaded, counting one again when it is loaded again
+    widest: int = 0  # places of the largest tile that was loaded or stored
 
     def raise_if_outside(self) -> None:
         """Raise OutsideAccessError for the first access outside, if there was one."""
@@ -100,6 +101,7 @@ class Watch:
         """Note every wanted address; return the mask of those that lie inside a buffer."""
         import numpy as np
 
+        self.widest = max(self.widest, addresses.size)
         wanted = np.broadcast_to(wanted, addresses.shape)
         inside = np.zeros(addresses.shape, dtype=bool)
         for name, tensor in self.buffers.items():
@@ -215,6 +217,7 @@ class Outcome:
     outside: list[Access]
     stored: bool
     foreign: list[str]  # accesses inside the tensors, but in a row that belongs to another program
+    widest: int = 0  # places of the largest tile
 
     @property
     def right(self) -> bool:
@@ -250,7 +253,7 @@ def run(task: str | Puzzle, kernel: Any, seed: int = 0) -> Outcome:
     with watching() as watch:
         launch[puzzle.grid](x, out, *puzzle.arguments)
     stored = bool(watch.stores) or any(access.kind == "store" for access in watch.outside)
-    return Outcome(puzzle, x, out, expected, watch.outside, stored, _foreign(watch, x, out))
+    return Outcome(puzzle, x, out, expected, watch.outside, stored, _foreign(watch, x, out), watch.widest)
 
 
 def _foreign(watch: Watch, *tensors: torch.Tensor) -> list[str]:

@@ -150,6 +150,15 @@ def test_what_a_card_needs_comes_before_it_on_the_map(path):
     assert asked <= before, f"{path.stem} asks for {sorted(asked)}, the map has {sorted(before)}"
 
 
+@pytest.mark.parametrize("chapter", [c for c in COURSE if c.minutes], ids=lambda chapter: chapter.number)
+def test_the_times_on_the_map_are_those_of_the_card(chapter):
+    import nbformat
+
+    card = nbformat.read(NOTEBOOKS / f"{chapter.file}.ipynb", as_version=4).cells[0].source
+    said = re.search(r"\*\*Time\*\* (\d+) minutes to read and do\b.*; about (\d+) s to run on two CPU cores\.", card)
+    assert (int(said[1]), int(said[2])) == (chapter.minutes, chapter.seconds)
+
+
 def test_the_table_links_written_chapters_only():
     links = re.findall(r"\]\(([^)]+)\.ipynb\)", course_table())
     assert links == [chapter.file for chapter in COURSE if chapter.written]

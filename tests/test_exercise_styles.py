@@ -60,6 +60,7 @@ STYLES = {
     "numpy arrays": _array,
     "tensors": _tensor,
     "float64": lambda x: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x,
+    "generators": lambda x: (part for part in x) if isinstance(x, list) else x,
     "with a gradient": lambda x: (
         x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
     ),

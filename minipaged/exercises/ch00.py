@@ -8,34 +8,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minipaged.exercises._base import Mistake, attempt, exercise, listed, whole
+from minipaged.exercises._base import Mistake, _short, attempt, exercise, listed, whole
 
-_PASSES = ((4, 3), (10, 1), (1, 1), (1, 5), (35, 20))  # prompt tokens, new tokens
+_PASSES = ((4, 3, 9), (4, 9, 3), (10, 1, 5), (1, 1, 1), (1, 5, 5), (35, 20, 100))  # prompt, limit, end token's number
 
 
 @exercise(
-    "one pass for each new token; with K and V kept each token is read once, and the last one written is never read"
+    "one pass for each new token, the end token too; with K and V kept each token is read once, the last one never"
 )
 def check_00_passes(answer: Any) -> None:
-    """answer(prompt_tokens, new_tokens) -> (passes, tokens read by all passes when K and V are kept)."""
-    for prompt, new in _PASSES:
-        got = attempt(answer, prompt, new)
-        case = f"for a prompt of {prompt} and {new} new tokens you return {got!r}; return (passes, tokens_read)"
+    """answer(prompt_tokens, limit, end_at) -> (passes, tokens read by all passes when K and V are kept)."""
+    for prompt, limit, end_at in _PASSES:
+        got = attempt(answer, prompt, limit, end_at)
+        case = f"for a prompt of {prompt}, a limit of {limit} and the end token as new token {end_at}"
+        wrong = f"{case} you return {_short(got)}; return (passes, tokens_read)"
         got = listed(got, "(passes, tokens_read)")
         if len(got) != 2:
-            raise Mistake(case)
-        _judge_passes(prompt, new, *map(whole, got))
+            raise Mistake(wrong)
+        _judge_passes(case, prompt, limit, end_at, *map(whole, got))
 
 
-def _judge_passes(prompt: int, new: int, passes: int, read: int) -> None:
-    case = f"for a prompt of {prompt} tokens and {new} new tokens you say {passes} passes and {read} tokens read"
+def _judge_passes(case: str, prompt: int, limit: int, end_at: int, passes: int, read: int) -> None:
+    new = min(limit, end_at)
+    case = f"{case} you say {passes} passes and {read} tokens read"
     if (passes, read) == (prompt + new - 1, new) != (read, passes):
         raise Mistake(f"{case}: these are the two numbers in each other's place; return (passes, tokens_read)")
     if passes != new:
         why = {
-            new + 1: "the last new token is never fed back, so there is no pass after it",
+            max(limit, end_at): "the loop ends with the end token or at the limit, whichever comes first",
             prompt + new: "the tokens of the prompt are read in one pass, all together",
-            new - 1: "the pass over the prompt is one of them: it gives the first new token",
+            new + 1: "the last new token is never fed back, so there is no pass after it",
+            new - 1: "the pass over the prompt is one of them, and so is the pass that gives the end token",
         }.get(passes, "each pass gives one new token")
         raise Mistake(f"{case}, expected {new} passes: {why}")
     expected = prompt + new - 1
@@ -109,7 +112,7 @@ def _bounded(answer: Callable[..., Any], model: _Script, limit: int) -> Callable
             return model(ids)
 
         got = answer(next_token, *rest)
-        return list(got) if hasattr(got, "__next__") else got  # a generator asks the model only now
+        return listed(got) if hasattr(got, "__next__") else got  # a generator asks the model only now
 
     return run
 

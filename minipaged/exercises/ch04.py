@@ -58,7 +58,7 @@ def check_04_decode_loop(answer: Callable[..., list[int]]) -> None:
         want = _loop(toy, prompt, max_tokens)
         got = attempt(answer, mine, list(prompt), max_tokens)
         if hasattr(got, "__next__"):  # a generator: only now it feeds
-            got = attempt(list, got)
+            got = attempt(listed, got)
         case = f"for the prompt {prompt} and max_tokens={max_tokens}"
         _check_calls(mine.calls, toy.calls, prompt, case)
         got = [whole(token) for token in listed(got, "a list of token ids")]

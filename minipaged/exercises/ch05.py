@@ -35,7 +35,14 @@ def check_05_bytes_per_token(answer: Callable[[dict[str, Any]], int]) -> None:
     """`answer(config)`: float16 bytes that one token adds over all layers."""
     for name, config in (("Llama-2-7B", _LLAMA_2), ("Llama-3-8B", _LLAMA_3), ("DeepSeek-V3", _DEEPSEEK)):
         want = KVCacheSpec.from_config(config).bytes_per_token()
-        got = _number(attempt(answer, dict(config)), f"for {name}")
+        try:
+            got = _number(attempt(answer, dict(config)), f"for {name}")
+        except Mistake as mistake:
+            if "num_key_value_heads" in config or "KeyError: 'num_key_value_heads'" not in str(mistake):
+                raise
+            raise Mistake(
+                f"{mistake}. The config of {name} does not give it: then there are as many KV heads as heads"
+            ) from mistake
         if got == want:
             continue
         case = f"for {name} you return {got:,.0f} bytes, expected {want:,}"
@@ -43,8 +50,16 @@ def check_05_bytes_per_token(answer: Callable[[dict[str, Any]], int]) -> None:
         per_head = 4 * layers * config.get("head_dim", 0)
         if config is _DEEPSEEK and got * 2 == want:
             raise Mistake(f"{case}: exactly half. A float16 number is two bytes")
+        if config is _LLAMA_3 and got == per_head * heads // 8:
+            raise Mistake(f"{case}: you take the {heads // 8} query heads of a group; there are 8 KV heads")
         if got * 2 == want:
             raise Mistake(f"{case}: exactly half. K and V are two tensors, and a float16 number is two bytes")
+        if got == 8 * want:
+            raise Mistake(f"{case}: that is bits; a byte has 8 of them")
+        if got == 2 * want and config is not _DEEPSEEK:
+            raise Mistake(f"{case}: twice as many. A float16 number is two bytes, and you took four")
+        if want in (1024 * got, 2**20 * got):
+            raise Mistake(f"for {name} you return {got:g}, expected {want:,}: give bytes, not KiB or MiB")
         if got * layers == want:
             raise Mistake(f"{case}: that is one layer, and there are {layers}")
         if config is _LLAMA_3 and got == per_head * heads:
@@ -55,7 +70,7 @@ def check_05_bytes_per_token(answer: Callable[[dict[str, Any]], int]) -> None:
             raise Mistake(f"{case}: beside the latent of 512, each token keeps 64 numbers that carry its position")
         if config is _DEEPSEEK and got > 10 * want:
             raise Mistake(f"{case}: MLA keeps one latent per token, not K and V per head")
-        raise Mistake(case)
+        raise Mistake(f"{case}: 2 tensors x layers x KV heads x head_dim x 2 bytes; MLA: layers x latent x 2 bytes")
 
 
 _WEIGHTS = 8_030_261_248  # parameters of Llama-3-8B
@@ -100,7 +115,17 @@ def check_05_largest_batch(answer: Callable[..., int]) -> None:
             raise Mistake(f"{case}: the weights take 2 bytes for each parameter; you took 1")
         if got == -(-left // (tokens * per_token)):
             raise Mistake(f"{case}: you round up, and the last sequence does not fit any more")
-        raise Mistake(case)
+        if got == left // per_token:
+            raise Mistake(f"{case}: that is how many tokens fit; a sequence has {tokens:,} of them")
+        if got == left // (block_size * per_token):
+            raise Mistake(f"{case}: that is how many blocks fit; a sequence has {tokens // block_size} of them")
+        if got == left // (tokens // block_size * per_token):
+            raise Mistake(f"{case}: you count blocks as tokens; a block has {block_size} slots")
+        if want == 0:
+            raise Mistake(f"{case}: the weights alone do not fit here, so 0 is the answer")
+        if got == max(0, memory_gib * GIB - 4 * _WEIGHTS) // (tokens * per_token):
+            raise Mistake(f"{case}: the weights take 2 bytes for each parameter; you took 4")
+        raise Mistake(f"{case}: (bytes of memory - bytes of weights) // bytes of one sequence")
 
 
 @exercise("a full layer grows for ever, a sliding one stops at its window, and short texts never reach it")
@@ -133,7 +158,13 @@ def check_05_windows(answer: Callable[..., int]) -> None:
             raise Mistake(
                 f"{case}: below the window a sliding layer keeps the {seq_len} tokens there are, not {window}"
             )
-        raise Mistake(case)
+        if got * per_layer == want:
+            raise Mistake(f"{case}: that is how many tokens are kept; each takes {per_layer} bytes")
+        if got == 2 * want:
+            raise Mistake(f"{case}: twice as many; bytes_per_layer counts K and V already")
+        if got == per_layer * (seq_len + min(window, seq_len)):
+            raise Mistake(f"{case}: you count one sliding layer, and there are two: one term for each layer")
+        raise Mistake(f"{case}: one term for each layer, the tokens that it keeps times {per_layer}")
 
 
 _HEAD_DIMS = [
@@ -163,6 +194,12 @@ def check_05_repaired(answer: Callable[[dict[str, Any], int], int]) -> None:
         if got == want:
             continue
         case = f"for {name} ({said}), 100 tokens, you return {got:,.0f} bytes, expected {want:,}"
+        if got * 2 == want and _half_elsewhere(answer):
+            raise Mistake(f"{case}: exactly half. K and V are two tensors, and a float16 number is two bytes")
+        if got * 100 == want:
+            raise Mistake(f"{case}: that is one token")
+        if got * fields["num_hidden_layers"] == want:
+            raise Mistake(f"{case}: that is one layer, and there are {fields['num_hidden_layers']}")
         if name == "Qwen3-0.6B" and got * 2 == want:
             raise Mistake(f"{case}: still 1,024 / 16 = 64 numbers a head, and the config says 128")
         if got * fields["num_key_value_heads"] == want * fields["num_attention_heads"]:
@@ -170,4 +207,14 @@ def check_05_repaired(answer: Callable[[dict[str, Any], int], int]) -> None:
                 f"{case}: either you count query heads, and the cache holds KV heads; or you divide hidden size by "
                 "KV heads, and it is divided by query heads"
             )
-        raise Mistake(case)
+        if not given.get("head_dim"):
+            head_dim = fields["hidden_size"] // fields["num_attention_heads"]
+            raise Mistake(f"{case}: where no head_dim is given, it is hidden size / heads, {head_dim} here")
+        raise Mistake(f"{case}: 2 x layers x KV heads x head_dim x 2 bytes x tokens")
+
+
+def _half_elsewhere(answer: Callable[[dict[str, Any], int], int]) -> bool:
+    """Is half the bytes said also where no head_dim is given?"""
+    name, fields = _HEAD_DIMS[2]
+    got = _number(attempt(answer, dict(fields), 100), f"for {name}")
+    return got * 2 == KVCacheSpec.from_config(fields).cache_bytes(100)

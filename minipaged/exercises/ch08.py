@@ -26,7 +26,7 @@ def check_08_merge(answer: Any) -> None:
     nothing = (-math.inf, 0.0, 0.0)
     for a, b in [(small, large), (large, small), (small, small), (small, far), (nothing, large), (nothing, nothing)]:
         got, want = _three(attempt(answer, a, b)), _merged(a, b)
-        if not all(math.isclose(g, w, rel_tol=1e-9, abs_tol=1e-9) for g, w in zip(got, want, strict=True)):
+        if not all(math.isclose(g, w, rel_tol=1e-6, abs_tol=1e-6) for g, w in zip(got, want, strict=True)):
             raise Mistake(f"for a = {_told(a)} and b = {_told(b)} you return {_told(got)}, expected {_told(want)}. "
                           + _why_merge(a, b, got, want))  # fmt: skip
 
@@ -62,6 +62,14 @@ def _three(value: Any) -> Part:
 
 def _why_merge(a: Part, b: Part, got: Part, want: Part) -> str:
     low, high = sorted((a, b))
+    if want[0] == -math.inf and not any(map(math.isnan, got)):
+        return "Two parts that saw nothing make a part that saw nothing: its maximum is -inf, its sums are 0"
+    if math.isclose(got[1], want[2]) and math.isclose(got[2], want[1]):
+        return "The sums stand in each other's place: (top, total, acc)"
+    if math.isclose(got[0], want[0]) and math.isclose(got[2] * want[1], want[2], rel_tol=1e-6):
+        return "acc is divided already; parts stay undivided, and the division comes once, at the very end"
+    if got[0] == b[0] < a[0] or got[0] == a[0] < b[0]:
+        return f"The maximum of both is {want[0]:g}; either part can have the larger one"
     if any(map(math.isnan, got)):
         return "-inf minus -inf is not a number: two parts that saw nothing need a case of their own"
     if math.isclose(got[0], want[0]):
@@ -94,10 +102,13 @@ def check_08_pack(answer: Any) -> None:
             raise Mistake(f"you return {got!r}; return three lists: positions, slots, cu_seqlens_q")
         want = _packed(parts, size)
         for name, mine, right in zip(("positions", "slots", "cu_seqlens_q"), got, want, strict=True):
-            mine = [whole(number) for number in listed(mine)]
+            mine = listed(mine, f"a list of numbers for {name}")
+            if any(hasattr(entry, "__len__") and not hasattr(entry, "item") for entry in mine):
+                raise Mistake(f"your {name} are {mine!r:.80}: one flat list for the whole row, no list in a list")
+            mine = [whole(number) for number in mine]
             if mine != right:
                 case = f"parts {parts}, blocks of {size}: your {name} are {mine}, expected {right}. "
-                raise Mistake(case + _why_pack(name, mine, parts, want))
+                raise Mistake(case + _why_pack(name, mine, parts, want, size))
 
 
 def _packed(parts: Sequence[tuple[list[int], int, int]], size: int) -> tuple[list[int], list[int], list[int]]:
@@ -106,20 +117,32 @@ def _packed(parts: Sequence[tuple[list[int], int, int]], size: int) -> tuple[lis
     return positions, slots, [0, *itertools.accumulate(new for _, _, new in parts)]
 
 
-def _why_pack(name: str, mine: list[int], parts: Sequence[tuple[list[int], int, int]], want: Any) -> str:
+def _why_pack(name: str, mine: list[int], parts: Sequence[tuple[list[int], int, int]], want: Any, size: int) -> str:
     positions, _, bounds = want
     if name == "positions":
         if mine == list(range(bounds[-1])) and len(parts) > 1:
             return "You counted along the row, but each sequence counts its own tokens"
         if mine == [p for _, _, new in parts for p in range(new)]:
             return "You started every sequence at 0: the tokens computed before come first"
+        if mine == [p + 1 for p in positions]:
+            return "One too many each: positions count from 0"
+        if mine == bounds:
+            return "That is cu_seqlens_q; return positions, slots, cu_seqlens_q in this order"
         return "A sequence's new tokens stand behind its num_computed older ones"
     if name == "slots":
         if mine == positions:
             return "Those are the positions: look the block up in the table"
         if mine == list(range(bounds[-1])):
             return "Those are the rows of the batch: where a token stands in the row says nothing about its slot"
+        if mine == [slot // size * size for slot in want[1]]:
+            return "Those are the first slots of the right blocks: add position % block_size"
+        if mine == [slot // size + slot % size for slot in want[1]]:
+            return "A block is block_size slots long: multiply its number by block_size, then add the offset"
         return "slot = table[position // block_size] * block_size + position % block_size, with the token's position"
+    if mine == bounds[:-1]:
+        return "The total at the end is missing: the last sequence must end somewhere"
+    if mine == [computed + new for _, computed, new in parts] != bounds[1:]:
+        return "Those are seq_lens; cu_seqlens_q counts the rows, which are new tokens only"
     if mine == bounds[1:]:
         return "The first sequence begins at row 0: the list has one number more than there are sequences"
     if mine == [0, *itertools.accumulate(computed + new for _, computed, new in parts)]:
@@ -148,6 +171,8 @@ def check_08_paged(answer: Any) -> None:
     for name, (lens, q_lens) in cases.items():
         inputs = _batch(lens, q_lens)
         got, want = attempt(answer, *inputs), paged_attention(*inputs, backend="reference")
+        if isinstance(got, (list, tuple)) and len(got) == len(lens) and hasattr(got[0], "shape"):
+            raise Mistake(f"{name}: you return {len(got)} tensors; join their rows with torch.cat")
         got = torch.as_tensor(got)
         if got.shape != want.shape:
             raise Mistake(f"{name}: expected a tensor {tuple(want.shape)}, got {tuple(got.shape)}")
@@ -182,7 +207,8 @@ def _why_paged(
     if wrong > 0:
         return (
             f"the first sequence is right and {where}. Are its query rows cu_seqlens_q[{wrong}] to "
-            f"cu_seqlens_q[{wrong + 1}] - 1, both when you read the query and when you write the output?"
+            f"cu_seqlens_q[{wrong + 1}] - 1, both when you read the query and when you write the output? And are its "
+            f"table and length block_tables[{wrong}] and seq_lens[{wrong}]?"
         )
     rows = cu[1] - cu[0]
     if rows > 1 and rows < lens[0]:
@@ -230,4 +256,14 @@ def _why_tokens(requests: Sequence[tuple[int, int]], name: str, mine: int) -> st
         )
     if name == "packed" and mine == n * (widest + longest - 1):
         return "That is the padded count: return the packed one first"
+    if name == "packed" and mine == sum(o for _, o in requests):
+        return "The tokens of the prompts are computed too"
+    if name == "packed" and mine == longest:
+        return "That is how many passes there are; count the tokens in them"
+    if name == "padded" and mine == n * (widest + longest - 1) - packed:
+        return "That is the padding alone: count the needed tokens too"
+    if name == "padded" and mine == n * widest + sum(o - 1 for _, o in requests):
+        return "A row that is done stays in the batch: every row goes on until the last request is done"
+    if name == "padded" and mine == sum(p for p, _ in requests) + n * (longest - 1):
+        return "The prompts are padded too, to the longest"
     return "A request computes its prompt once, and each of its written tokens but the last"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from minipaged import puzzles
-from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise
+from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise, listed, whole
 
 
 @exercise("eight numbers loaded, changed and stored by one program, and nothing outside touched")
@@ -56,6 +56,12 @@ def _once(task: puzzles.Puzzle, kernel: Any, seed: int, why: Any) -> None:
     if first and not outcome.stored:
         raise NotAttempted
     if outcome.right:
+        size = task.arguments[-1]
+        if size == 256 and outcome.widest > size:  # one tile is right as long as it is larger than any row here
+            raise Mistake(
+                f"{case}a tile of yours has {outcome.widest} places. A tile has SIZE places, {size} here, and a row "
+                "may be longer than any tile: loop over its tiles"
+            )
         return
     if outcome.outside:
         more = f", and {len(outcome.outside) - 1} more outside" if len(outcome.outside) > 1 else ""
@@ -144,10 +150,8 @@ def check_09_query_heads(answer: Any) -> None:
         group = num_heads // num_kv_heads
         for kv_head in range(num_kv_heads):
             got = attempt(answer, kv_head, num_heads, num_kv_heads)
-            try:
-                got = [int(head) for head in got]
-            except (TypeError, ValueError):
-                raise Mistake(f"you return {got!r}; a list of query heads is expected") from None
+            heads = sorted(got) if isinstance(got, (set, frozenset)) else listed(got, "a list of query heads")
+            got = [whole(head) for head in heads]
             want = list(range(kv_head * group, (kv_head + 1) * group))
             if got != want:
                 case = f"{num_heads} query heads, {num_kv_heads} KV heads, KV head {kv_head}: you say {got}"
@@ -155,10 +159,17 @@ def check_09_query_heads(answer: Any) -> None:
 
 
 def _why_heads(got: list[int], kv_head: int, num_heads: int, num_kv_heads: int) -> str:
+    group = num_heads // num_kv_heads
     if got == list(range(kv_head, num_heads, num_kv_heads)):
         return "That deals the heads out like cards; a group is made of neighbours: query head // group"
     if got == [kv_head]:
         return "A KV head serves a whole group of num_heads // num_kv_heads query heads"
+    if len({*got}) == len(got) and sorted(got) == list(range(kv_head * group, (kv_head + 1) * group)):
+        return "The right heads in another order"
+    if got == [head + 1 for head in range(kv_head * group, (kv_head + 1) * group)]:
+        return "Heads count from 0"
+    if len(got) == num_heads - kv_head * group > group:
+        return f"A group ends after num_heads // num_kv_heads = {group} heads"
     if any(head >= num_heads or head < 0 for head in got):
         return f"Query heads are numbered 0 to {num_heads - 1}"
     return "Query head q belongs to KV head q // (num_heads // num_kv_heads)"
@@ -175,10 +186,25 @@ def check_09_bytes_read(answer: Any) -> None:
         want = 2 * sum(lens) * kv_heads * dim * size
         if got != want:
             case = f"lengths {lens}, {kv_heads} KV heads of {dim}, {size} bytes each: you say {got}, expected {want}"
-            raise Mistake(f"{case}. {_why_bytes(got, want, lens, size)}")
+            raise Mistake(f"{case}. {_why_bytes(got, want, lens, size, kv_heads, dim)}")
 
 
-def _why_bytes(got: float, want: int, lens: list[int], size: int) -> str:
+def _why_bytes(got: float, want: int, lens: list[int], size: int, kv_heads: int, dim: int) -> str:
+    whole_blocks = 2 * sum(-(-n // 16) * 16 for n in lens) * kv_heads * dim * size
+    if got == want // sum(lens) * max(lens) and len(lens) > 1:
+        return "That is the longest sequence alone; every sequence is read"
+    if got == want // sum(lens) * len(lens):
+        return "That is one token for each sequence; all tokens before it are read too"
+    if got == want // kv_heads and kv_heads > 1:
+        return f"That is one KV head, and there are {kv_heads}"
+    if got == want // dim:
+        return f"Each KV head has {dim} numbers for a token"
+    if got == 3 * want:
+        return "That is gathering: read, write, read again; the kernel reads once"
+    if got == whole_blocks:
+        return "Only the slots that hold a token are read; the mask leaves the rest of the last block alone"
+    if got * 1024 == want:
+        return "Give bytes, not KiB"
     if got * 2 == want:
         return "That is K alone; V is read too"
     if got * size == want:

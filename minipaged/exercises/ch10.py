@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minipaged.block_manager import BlockManager, blocks_needed
-from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise
+from minipaged.exercises._base import Mistake, NotAttempted, _short, attempt, exercise, is_blank, listed, whole
 from minipaged.scheduler import Scheduler, Sequence, rehearse
 
 # --- the lost sequence ---------------------------------------------------------------------------------------------
@@ -42,10 +42,11 @@ def check_10_lost_sequence(answer: Callable[..., Any]) -> None:
         running, waiting, held, wants, free = case
         total = free + sum(held.values())
         got = attempt(answer, list(running), list(waiting), dict(held), set(wants), free)
-        try:
-            now, later, blocks, left = list(got[0]), list(got[1]), dict(got[2]), int(got[3])
-        except (TypeError, ValueError, IndexError, KeyError):
-            raise Mistake(f"return running, waiting, held, free; not {got!r:.80}") from None
+        parts = listed(got, "running, waiting, held, free")
+        if len(parts) != 4 or not isinstance(parts[2], dict):
+            raise Mistake(f"return running, waiting, held, free; not {_short(got)}")
+        now, later = (listed(part, "a list of names for running and for waiting") for part in parts[:2])
+        blocks, left = {name: whole(count) for name, count in parts[2].items()}, whole(parts[3])
         told = f"running {running}, waiting {waiting}, blocks {held}, {sorted(wants)} want one more, {free} free"
         want = grow_all(*case)
         for name in (*running, *waiting):
@@ -94,13 +95,14 @@ def check_10_pool_for_promise(answer: Callable[..., int]) -> None:
         (3, 194, 25, 16, 0.2),
     ]
     for count, prompt, output, size, watermark in cases:
-        got = attempt(answer, count, prompt, output, size, watermark)
+        got = whole(attempt(answer, count, prompt, output, size, watermark))
         want = pool_for(count, prompt, output, size, watermark)
         if got == want:
             continue
         told = f"{count} requests of {prompt} + {output} tokens, blocks of {size}, watermark {watermark}: {want} blocks"
-        whole = blocks_needed(prompt + output, size)
-        if got == count * whole and got > want:
+        if got == count * (prompt + output - 1) and size > 1:
+            raise Mistake(f"{told}, you say {got}. Those are slots; a block has {size} of them")
+        if got == count * blocks_needed(prompt + output, size) and got > want:
             raise Mistake(f"{told}, you say {got}. The last token is chosen and never stored: it needs no slot")
         if got == blocks_needed(count * (prompt + output - 1), size) and got < want:
             raise Mistake(f"{told}, you say {got}. Round up for each request: nobody shares a block here")
@@ -108,6 +110,11 @@ def check_10_pool_for_promise(answer: Callable[..., int]) -> None:
             raise Mistake(f"{told}, you say {got}. The last one to come must leave int(watermark x blocks) free")
         if got == count * blocks_needed(prompt, size):
             raise Mistake(f"{told}, you say {got}. That holds the prompts; the outputs grow")
+        if got > want >= count * blocks_needed(prompt + output - 1, size):
+            raise Mistake(
+                f"{told}, you say {got}. More than needed: the watermark must be free when the last one comes in, and "
+                "then that one holds its prompt only; later growth may use it"
+            )
         raise Mistake(f"{told}, you say {got}. Count the blocks of one request at its end, times the requests")
 
 
@@ -140,7 +147,7 @@ def check_10_admission(answer: Callable[..., int]) -> None:
         ([], 9, 1, 0, 8, "the queue is empty"),
     ]
     for *case, why in cases:
-        got, want = attempt(answer, *case), admitted(*case)
+        got, want = whole(attempt(answer, *case)), admitted(*case)
         if got != want:
             waiting, free, watermark, running, most = case
             raise Mistake(
@@ -180,7 +187,7 @@ def check_10_who_gives_way(answer: dict[str, str]) -> None:
     right = who_gives_way()
     if not isinstance(answer, dict) or set(answer) != set(right):
         raise Mistake(f"give a dictionary with the keys {', '.join(right)}")
-    if all(value is ... for value in answer.values()):
+    if any(map(is_blank, answer.values())):
         raise NotAttempted
     why = {
         "A wants a block": "D came last: what is lost by computing it again is least, and A came first",
@@ -189,7 +196,5 @@ def check_10_who_gives_way(answer: dict[str, str]) -> None:
         "A runs alone and wants a block": "there is nobody else, and giving way itself would help nothing: it ends",
     }
     for case, want in right.items():
-        if answer[case] is ...:
-            raise NotAttempted
         if str(answer[case]).strip().lower() != want.lower():
             raise Mistake(f"{case}: {want} gives way, you say {answer[case]}; {why[case]}")

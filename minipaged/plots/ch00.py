@@ -20,10 +20,15 @@ from minipaged.plots.words import say
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter of the course: its file, the chapters it builds on most closely, and whether it is written."""
+    """One chapter of the course: its file, the chapters it builds on most closely, and whether it is written.
+
+    `minutes` to read and do and `seconds` to run are those of the notebook's card, which a test compares; 0: not known.
+    """
 
     file: str
     needs: tuple[int, ...] = ()
+    minutes: int = 0
+    seconds: int = 0
     written: bool = True
 
     @property
@@ -43,17 +48,17 @@ class Chapter:
 
 
 COURSE = (  # the index is the chapter's number; a need that follows from another one is left out
-    Chapter("00_start_here"),
-    Chapter("01_autoregressive_decoding", (0,)),
-    Chapter("02_tensor_shapes", (1,)),
-    Chapter("03_attention", (2,)),
-    Chapter("04_naive_kv_cache", (3,)),
-    Chapter("05_kv_cache_size", (4,)),
-    Chapter("06_fragmentation", (5,)),
-    Chapter("07_paged_kv_cache", (6,)),
-    Chapter("08_paged_attention", (7,)),
-    Chapter("09_triton_kernel", (8,)),
-    Chapter("10_continuous_batching", (8,)),
+    Chapter("00_start_here", (), 50, 20),
+    Chapter("01_autoregressive_decoding", (0,), 100, 45),
+    Chapter("02_tensor_shapes", (1,), 90, 15),
+    Chapter("03_attention", (2,), 100, 15),
+    Chapter("04_naive_kv_cache", (3,), 90, 40),
+    Chapter("05_kv_cache_size", (4,), 80, 15),
+    Chapter("06_fragmentation", (5,), 100, 15),
+    Chapter("07_paged_kv_cache", (6,), 75, 35),
+    Chapter("08_paged_attention", (7,), 100, 25),
+    Chapter("09_triton_kernel", (8,), 100, 30),
+    Chapter("10_continuous_batching", (8,), 85, 60),
     Chapter("11_sharing", (10,), written=False),
     Chapter("12_speculative_decoding", (10,), written=False),
     Chapter("13_from_minipaged_to_vllm", (9, 11, 12), written=False),
@@ -63,11 +68,13 @@ _PARTS = ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12, 13))  # the rows of t
 
 def course_table(course: Sequence[Chapter] = COURSE) -> str:
     """The chapters as a Markdown table; those that are written are links."""
-    rows = [say("00.map.table.head"), "|---|---|---|"]
+    rows = [say("00.map.table.head"), "|---|---|---|---|---|"]
     for chapter in course:
         name = f"{chapter.number} {chapter.title}"
         name = f"[{name}]({chapter.file}.ipynb)" if chapter.written else f"{name} ({say('00.map.planned')})"
-        rows.append(f"| {name} | {chapter.does} | {', '.join(course[n].number for n in chapter.needs) or '-'} |")
+        needs = ", ".join(course[n].number for n in chapter.needs) or "-"
+        times = f"{chapter.minutes or '-'} | {f'{chapter.seconds} s' if chapter.seconds else '-'}"
+        rows.append(f"| {name} | {chapter.does} | {needs} | {times} |")
     return "\n".join(rows)
 
 
@@ -93,7 +100,7 @@ def course_map(course: Sequence[Chapter] = COURSE) -> Picture:
     _bare(ax, (-0.45, 9.1), (-5.5, 0.4))
     written = sum(chapter.written for chapter in course)
     planned = len(course) - written
-    ax.set_title(say("00.map.title", written=written, planned=planned))
+    ax.set_title(say("00.map.title" if planned else "00.map.title.all", written=written, planned=planned))
     chain = longest_chain(course)
     words = say(
         "00.map.sentence", chapters=len(course), planned=planned, chain=" → ".join(course[n].number for n in chain)
@@ -106,6 +113,9 @@ def _chapter_box(ax: Any, x: float, y: float, chapter: Chapter) -> None:
     _box(ax, x, y - 0.9, 1.95, 0.9, edge=edge, dashed=not chapter.written)
     note = "" if chapter.written else f" ({say('00.map.planned')})"
     ax.text(x + 0.08, y - 0.08, f"{chapter.number}{note}", va="top", fontsize=8, color="#444444")
+    if chapter.minutes:
+        minutes = say("00.map.minutes", n=chapter.minutes)
+        ax.text(x + 1.87, y - 0.08, minutes, va="top", ha="right", fontsize=7, color="#555555")
     ax.text(x + 0.08, y - 0.27, chapter.title, va="top", fontsize=8.5, fontweight="bold")
     ax.text(x + 0.08, y - 0.48, _wrapped(chapter.does, 33), va="top", fontsize=7)
 

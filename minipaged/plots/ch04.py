@@ -120,6 +120,8 @@ def old_rows(before: Any, after: Any, tokens: Sequence[str], where: str) -> Pict
     for ax, size in zip(axes, (n, n + 1), strict=True):
         ax.set_xticks(range(size), tokens[:size], rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
         ax.set_yticks(range(size), tokens[:size], fontsize=8)
+        ax.set_xlabel(say("04.rows.keys"))
+    axes[0].set_ylabel(say("04.rows.queries"))
     difference = float(np.abs(after[:n, :n] - before).max())
     same = "04.rows.same" if difference < 1e-5 else "04.rows.differ"
     return Picture(fig, say("04.rows.sentence", n=n, where=where, same=say(same)), difference)

@@ -80,7 +80,8 @@ def gpu_bar(load: Fit, model: str, gpu: str, advice: str = "") -> Picture:
     key = "05.gpu.title.fits" if load.fits else "05.gpu.title.missing"
     title = say(key, batch=load.batch_size, length=load.seq_len, free=human(load.free), missing=human(-load.free))
     axes.set_title(title)
-    labels = {name: say(f"05.part.{name}", size=human(size)) for name, size in parts.items() if size}
+    sizes = parts | {"kv": load.kv}  # K and V in all, also what lies beyond the edge
+    labels = {name: say(f"05.part.{name}", size=human(sizes[name])) for name, size in parts.items() if size}
     _legend(axes, labels, loc="upper center", bbox_to_anchor=(0.5, -0.62), ncols=len(labels))
     return Picture(figure, _gpu_sentence(load, model, gpu, advice), data=parts)
 

@@ -173,6 +173,7 @@ def splits_fill_the_chip(programs: Mapping[int, int], processors: int) -> Pictur
     ax.text(-0.45, processors, say("09.splits.line", n=processors), va="bottom", fontsize=9, color=COLOURS["red"])
     ax.set_ylim(0, max(counts) * 1.15)
     ax.set_xlabel(say("09.splits.axis"))
+    ax.set_ylabel(say("09.splits.programs"))
     enough = next((s for s, n in programs.items() if n >= processors), splits[-1])
     words = {"first": splits[0], "programs": counts[0], "processors": processors, "enough": enough}
     words["then"] = programs[enough]

@@ -150,6 +150,16 @@ def ablation(rows: Sequence[tuple[str, int, float, float]]) -> Picture:
     return Picture(fig, say("10.ablation.sentence", each=each), data=list(rows))
 
 
+def _logarithmic(ax: Any) -> None:
+    """A logarithmic y axis with plain numbers at 1, 2, 5, 10, 20, ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
 @picture
 def load(
     rates: Sequence[float], first: Sequence[Sequence[float]], gap: Sequence[Sequence[float]], unit: str
@@ -161,7 +171,7 @@ def load(
         for i, (name, marker, line) in enumerate(styles):
             label = say(f"10.load.p{i}")
             ax.plot(rates, [v[i] for v in values], line, color=COLOURS[name], marker=marker, label=label, markersize=4)
-        ax.set_yscale("log")
+        _logarithmic(ax)
         ax.set_xlabel(say("10.load.rate", unit=unit))
         ax.set_title(say(f"10.load.{what}", unit=unit), fontsize=9)
     axes[0].legend(fontsize=8)
@@ -208,10 +218,10 @@ def give_way_cost(sizes: Sequence[int], swap: Sequence[float], recompute: float,
     ax.plot(sizes, swap, "-", color=COLOURS["blue"], marker="o", label=say("10.cost.swap"))
     ax.axhline(recompute, color=COLOURS["red"], linestyle="--", label=say("10.cost.recompute"))
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    _logarithmic(ax)
     ax.set_xticks(list(sizes), [str(s) for s in sizes])
     ax.set_xlabel(say("10.cost.axis"))
-    ax.set_ylabel(say("10.cost.ms"))
+    ax.set_ylabel(say("10.time", unit="ms"))
     ax.legend(fontsize=9)
     cheaper = [s for s, ms in zip(sizes, swap, strict=True) if ms < recompute]
     words = {"tokens": tokens, "first": sizes[0], "high": swap[0], "recompute": recompute, "last": sizes[-1]}
@@ -223,14 +233,14 @@ def give_way_cost(sizes: Sequence[int], swap: Sequence[float], recompute: float,
 @picture
 def chunk_sizes(budgets: Sequence[int], first: Sequence[float], gap: Sequence[float], unit: str = "ms") -> Picture:
     """A long prompt among decoding requests: its time to first token, and the others' longest gap, by budget."""
-    fig, ax = new_figure(7.0, 2.9)
+    fig, ax = new_figure(7.5, 2.9)
     ax.plot(budgets, first, "-", color=COLOURS["blue"], marker="o", label=say("10.chunk.first"))
     ax.plot(budgets, gap, "--", color=COLOURS["red"], marker="s", label=say("10.chunk.gap"))
     ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
+    _logarithmic(ax)
     ax.set_xticks(list(budgets), [str(b) for b in budgets])
     ax.set_xlabel(say("10.chunk.axis"))
-    ax.set_ylabel(unit)
+    ax.set_ylabel(say("10.time", unit=unit))
     ax.legend(fontsize=9)
     words = {"small": budgets[0], "large": budgets[-1], "f0": first[0], "f1": first[-1], "g0": gap[0], "g1": gap[-1]}
     ax.set_title(say("10.chunk.title", unit=unit, **words))
@@ -270,5 +280,5 @@ def dials(moments: Sequence[Moment], num_blocks: int, name: str, unit: str = "s"
         "slowest": max(m.end - m.start for m in moments),
         "unit": unit,
     }
-    fig.suptitle(say("10.dials.title", **words), fontsize=10)
+    fig.suptitle(say("10.dials.title", **words), x=0.01, ha="left", fontsize=11, fontweight="bold")
     return Picture(fig, say("10.dials.sentence", **words), data=words)

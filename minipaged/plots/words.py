@@ -39,12 +39,14 @@ WORDS: dict[str, str] = {
     "00.way.append": "append, again",
     "00.way.loop": "the loop: one turn = one pass = one new token",
     "00.way.chapter": "ch. {chapters}",
-    "00.map.title": "{written} chapters are written, {planned} are planned; an arrow leads to what comes next",
+    "00.map.title": "{written} chapters are written, {planned} are planned; an arrow leads to what builds on it",
+    "00.map.title.all": "{written} chapters; an arrow leads from what is needed to what builds on it",
+    "00.map.minutes": "{n} min",
     "00.map.sentence": (
         "The course has {chapters} chapters, of which {planned} are planned; the longest way through them is {chain}."
     ),
     "00.map.planned": "planned",
-    "00.map.table.head": "| chapter | what you can do afterwards | builds on |",
+    "00.map.table.head": "| chapter | what you can do afterwards | builds on | minutes | runs in |",
     "00.map.part.0": "what a model\ncomputes",
     "00.map.part.1": "what it\nremembers",
     "00.map.part.2": "memory\nin pages",
@@ -333,6 +335,8 @@ WORDS: dict[str, str] = {
     ),
     "04.rows.before": "{n} tokens",
     "04.rows.after": "{n} tokens: the old rows again, one new",
+    "04.rows.keys": "keys (darker: a larger share)",
+    "04.rows.queries": "queries",
     "04.rows.same": "came out the same",
     "04.rows.differ": "changed",
     "04.rows.sentence": (
@@ -704,7 +708,7 @@ WORDS: dict[str, str] = {
     "09.grid.tables": "block tables",
     "09.grid.pool": "the pool: {n} blocks of {size} slots",
     "09.grid.head": "head {n}",
-    "09.grid.title": "{seqs} sequences x {heads} KV heads = {n} programs",
+    "09.grid.title": "{seqs} sequences × {heads} KV heads = {n} programs",
     "09.grid.sentence": (
         "{n} programs, one for each of {seqs} sequences and {heads} KV heads; a slot of the pool has one cell for each "
         "KV head."
@@ -716,6 +720,7 @@ WORDS: dict[str, str] = {
     ),
     "09.splits.line": "{n} multiprocessors",
     "09.splits.axis": "parts that the length is cut into",
+    "09.splits.programs": "programs",
     "09.splits.title": "{first} part: {programs} programs for {processors} multiprocessors; {enough} parts: {then}",
     "09.splits.sentence": (
         "Without splitting, {programs} programs leave most of the {processors} multiprocessors idle; {enough} parts "
@@ -755,7 +760,7 @@ WORDS: dict[str, str] = {
     "10.slower.alone": "alone",
     "10.slower.together": "in company",
     "10.slower.gone": "gave way",
-    "10.slower.axis": "time from start to end",
+    "10.slower.axis": "steps from start to end",
     "10.slower.title": "{worst} pays the most for the company: {times:.1f} times its time alone",
     "10.slower.sentence": (
         "In company a request takes {least:.1f} to {times:.1f} times as long as alone; {worst} pays the most; {n} of "
@@ -764,7 +769,6 @@ WORDS: dict[str, str] = {
     "10.cost.swap": "swap out and in",
     "10.cost.recompute": "recompute",
     "10.cost.axis": "block size, in tokens",
-    "10.cost.ms": "ms",
     "10.cost.title": "Small blocks make swapping slow; recomputing does not see blocks",
     "10.cost.sentence": (
         "For a sequence of {tokens} tokens, swapping out and in costs {high:.0f} ms with blocks of {first} and "
@@ -940,6 +944,7 @@ WORDS: dict[str, str] = {
     "12.rounds.kept": "guess, kept",
     "12.rounds.own": "the target's own token",
     "12.rounds.lost": "behind a rejection: thrown away",
+    "12.rounds.instead": "\n(not{guess})",
     "12.rounds.title": "{tokens} tokens from {n} passes: {each:.1f} a pass",
     "12.rounds.sentence": (
         "{n} passes write {tokens} tokens, {each:.1f} a pass: {kept} of {drafted} guesses are kept, and each pass adds "

@@ -5,6 +5,7 @@ import math
 import torch
 
 from minipaged.attention import attention
+from minipaged.exercises.ch08 import _merged
 
 
 def _merge(change):
@@ -77,6 +78,15 @@ def _paged(rows=None, cut=True, causal=True, square=False, tiled=False):
     return paged
 
 
+def _slots(parts, place):
+    return [place(t[p // 4], p % 4) for t, c, n in parts for p in range(c, c + n)]
+
+
+def _both(requests):
+    width = max(p for p, _ in requests) + max(o for _, o in requests) - 1
+    return sum(p + o - 1 for p, o in requests), len(requests) * width
+
+
 WRONG = {
     "check_08_merge": [
         (_merge(lambda a, b, top, fa, fb: (top, a[1] + b[1], a[2] + b[2])), "different scales"),
@@ -84,15 +94,28 @@ WRONG = {
         (_merge(lambda a, b, top, fa, fb: (top, a[1] + b[1], a[2] * fa + b[2] * fb)), "the sum shrinks by the same"),
         (_merge(lambda a, b, top, fa, fb: (top, a[1] * fb + b[1] * fa, a[2] * fb + b[2] * fa)), "the larger maximum"),
         (_merge(lambda a, b, top, fa, fb: (a[0] + b[0], a[1] * fa + b[1] * fb, a[2])), "not their sum"),
-        (_merge(lambda a, b, top, fa, fb: (a[0], a[1] * fa + b[1] * fb, a[2])), "exp(its own maximum - the new one)"),
+        (_merge(lambda a, b, top, fa, fb: (top, a[1], b[2])), "exp(its own maximum - the new one)"),
         (_naive_merge, "a case of their own"),
         (_raw_merge, "OverflowError"),
         (lambda a, b: 3.0, "return three numbers"),
+        (_merge(lambda a, b, top, fa, fb: (top, a[2] * fa + b[2] * fb, a[1] * fa + b[1] * fb)), "each other's place"),
+        (lambda a, b: (m := _merged(a, b)) and (m[0], m[1], m[2] / m[1] if m[1] else 0.0), "divided already"),
+        (
+            _merge(lambda a, b, top, fa, fb: (b[0], a[1] * fa + b[1] * fb, a[2] * fa + b[2] * fb)),
+            "either part can have",
+        ),
+        (lambda a, b: _merged(a, b) if max(a[0], b[0]) > -math.inf else (0.0, 0.0, 0.0), "that saw nothing"),
     ],
     "check_08_pack": [
         (_pack(positions=lambda parts, own: list(range(len(own)))), "each sequence counts its own"),
         (_pack(positions=lambda parts, own: [p for _, _, n in parts for p in range(n)]), "started every sequence at 0"),
-        (_pack(positions=lambda parts, own: [p + 1 for p in own]), "behind its num_computed older ones"),
+        (_pack(positions=lambda parts, own: [p + 1 for p in own]), "positions count from 0"),
+        (_pack(positions=lambda parts, own: [p + 7 for p in own]), "behind its num_computed older ones"),
+        (_pack(positions=lambda parts, own: [own]), "one flat list"),
+        (_pack(slots=lambda parts, own: _slots(parts, lambda block, offset: 4 * block)), "add position % block_size"),
+        (_pack(slots=lambda parts, own: _slots(parts, lambda block, offset: block + offset)), "multiply its number"),
+        (_pack(bounds=lambda parts, own: _sums(n for _, _, n in parts)[:-1]), "total at the end is missing"),
+        (_pack(bounds=lambda parts, own: [c + n for _, c, n in parts] if len(parts) > 1 else [0, 7]), "seq_lens"),
         (_pack(slots=lambda parts, own: own), "Those are the positions"),
         (
             _pack(
@@ -118,6 +141,7 @@ WRONG = {
         (_paged(tiled=True), "compare it with attention over its own keys"),
         (lambda *args: args[0][:1], "expected a tensor"),
         (lambda *args: [1], "got (1,)"),
+        (lambda *args: [args[0]] * len(args[4]), "join their rows"),
     ],
     "check_08_tokens": [
         (lambda r: (sum(p + o for p, o in r), 0), "nothing follows it"),
@@ -131,8 +155,12 @@ WRONG = {
             lambda r: (len(r) * (max(p for p, _ in r) + max(o for _, o in r) - 1), sum(p + o - 1 for p, o in r)),
             "return the packed one first",
         ),
-        (lambda r: (sum(p for p, _ in r), 0), "each of its written tokens but the last"),
+        (lambda r: (sum(p for p, _ in r), _both(r)[1]), "each of its written tokens but the last"),
         (lambda r: 5, "return two numbers"),
+        (lambda r: (sum(o for _, o in r), 0), "prompts are computed too"),
+        (lambda r: (_both(r)[0], _both(r)[1] - _both(r)[0]), "the padding alone"),
+        (lambda r: (_both(r)[0], len(r) * max(p for p, _ in r) + sum(o - 1 for _, o in r)), "stays in the batch"),
+        (lambda r: (_both(r)[0], sum(p for p, _ in r) + len(r) * (max(o for _, o in r) - 1)), "padded too"),
         (lambda r: (5.5, 5.5), "a whole number"),
     ],
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from minipaged import puzzles
 
 if puzzles.has_triton():  # chooses the interpreter first
@@ -90,6 +92,12 @@ def loop_one_tile_of_32(x, out, n, SIZE: tl.constexpr):
     tl.store(out + place, tl.load(x + place, mask=i < n) * 2, mask=i < n)
 
 
+def loop_one_tile_of_2048(x, out, n, SIZE: tl.constexpr):
+    i = tl.arange(0, 2048)
+    place = tl.program_id(0) * n + i
+    tl.store(out + place, tl.load(x + place, mask=i < n) * 2, mask=i < n)
+
+
 def reduce_from_minus_100(x, out, n, SIZE: tl.constexpr):
     top = -100.0
     for first in range(0, n, SIZE):
@@ -137,6 +145,10 @@ def crashes(x, out, n, SIZE: tl.constexpr):
     tl.store(out + tl.arange(0, SIZE), nothing)  # noqa: F821
 
 
+def _group(kv_head, heads, kv_heads):
+    return list(range(kv_head * (heads // kv_heads), (kv_head + 1) * (heads // kv_heads)))
+
+
 WRONG = {
     "check_09_load": [
         (load_forgets, "add 10 first"),
@@ -159,6 +171,7 @@ WRONG = {
         (loop_fixed_20_and_8, "write n wherever you wrote 20"),
         (loop_steps_of_8, "write SIZE wherever you wrote 8"),
         (loop_one_tile_of_32, "Only the first 32 places of a row were done"),
+        (loop_one_tile_of_2048, "a tile of yours has 2048 places"),
     ],
     "check_09_reduce": [
         (reduce_zeros, "0 is your starting number or came from behind the row's end"),
@@ -172,7 +185,12 @@ WRONG = {
         (lambda kv_head, heads, kv_heads: list(range(kv_head, heads, kv_heads)), "like cards"),
         (lambda kv_head, heads, kv_heads: [kv_head], "serves a whole group"),
         (lambda kv_head, heads, kv_heads: [kv_head * kv_heads + i for i in range(heads // kv_heads)], "numbered 0 to"),
-        (lambda kv_head, heads, kv_heads: kv_head, "a list of query heads is expected"),
+        (lambda kv_head, heads, kv_heads: kv_head, "return a list of query heads"),
+        (lambda kv_head, heads, kv_heads: _group(kv_head, heads, kv_heads)[::-1], "in another order"),
+        (lambda kv_head, heads, kv_heads: [q + 1 for q in _group(kv_head, heads, kv_heads)], "count from 0"),
+        (lambda kv_head, heads, kv_heads: list(range(_group(kv_head, heads, kv_heads)[0], heads)), "A group ends"),
+        (lambda kv_head, heads, kv_heads: [q + 0.5 for q in _group(kv_head, heads, kv_heads)], "a whole number"),
+        (lambda kv_head, heads, kv_heads: itertools.count(), "Query head"),
     ],
     "check_09_bytes_read": [
         (lambda lens, heads, dim, size: sum(lens) * heads * dim * size, "V is read too"),
@@ -180,6 +198,12 @@ WRONG = {
         (lambda lens, heads, dim, size: 2 * max(lens) * len(lens) * heads * dim * size, "padded every sequence"),
         (lambda lens, heads, dim, size: 16 * sum(lens) * heads * dim * size, "Those are bits"),
         (lambda lens, heads, dim, size: sum(lens), "Two tensors"),
+        (lambda lens, heads, dim, size: 2 * max(lens) * heads * dim * size, "every sequence is read"),
+        (lambda lens, heads, dim, size: 2 * len(lens) * heads * dim * size, "one token for each sequence"),
+        (lambda lens, heads, dim, size: 2 * sum(lens) * dim * size, "one KV head"),
+        (lambda lens, heads, dim, size: 2 * sum(lens) * heads * size, "numbers for a token"),
+        (lambda lens, heads, dim, size: 6 * sum(lens) * heads * dim * size, "the kernel reads once"),
+        (lambda lens, heads, dim, size: 32 * sum(-(-n // 16) for n in lens) * heads * dim * size, "that hold a token"),
         (lambda lens, heads, dim, size: "many", "a number of bytes"),
     ],
 }
