@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import nbformat
 import pytest
@@ -80,6 +83,39 @@ def test_a_stored_run_keeps_no_trace_of_the_machine(tmp_path):
     assert run_notebooks.main([str(path)]) == 0
     assert not any(word in path.read_text() for word in ("widget-view", '"widgets"', "iopub", '"name": "stderr"'))
     assert nbformat.read(path, 4).cells[0].outputs[0].text == "1\n"
+
+
+def run_setup_cell(monkeypatch, folder, repo=""):
+    """The set-up cell as Colab runs it, in `folder`, but for pip; the commands that it gave."""
+    commands = []
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: commands.append(command) if check else None)
+    exec(compile(badges.setup_cell(repo), "setup", "exec", dont_inherit=True), {})
+    return commands
+
+
+def test_in_colab_the_setup_cell_installs_minipaged_beside_what_is_there(monkeypatch, tmp_path, capsys):
+    """Never torch, numpy or what Colab has besides: no dependency is followed."""
+    (tmp_path / "minipaged-0.1.0-py3-none-any.whl").touch()
+    for repo, source in (("", "minipaged-0.1.0-py3-none-any.whl"), ("ada/x", "minipaged-0.1.0-py3-none-any.whl")):
+        ((*pip, _, no_deps, wheel, gguf),) = run_setup_cell(monkeypatch, tmp_path, repo)
+        assert pip == [sys.executable, "-m", "pip", "install"]
+        assert (no_deps, wheel, gguf) == ("--no-deps", source, "gguf")
+    assert "torch, numpy as before" in capsys.readouterr().out
+
+
+def test_in_colab_without_a_wheel_the_setup_cell_takes_the_repository_or_says_what_to_do(monkeypatch, tmp_path):
+    assert "git+https://github.com/ada/x" in run_setup_cell(monkeypatch, tmp_path, "ada/x")[0]
+    with pytest.raises(SystemExit, match="make wheel"):
+        run_setup_cell(monkeypatch, tmp_path)
+
+
+def test_outside_colab_the_setup_cell_does_nothing(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it ran something"))
+    exec(compile(badges.setup_cell("ada/x"), "setup", "exec", dont_inherit=True), {})
+    assert capsys.readouterr().out == ""
 
 
 def test_resolve_asks_for_published_packages_only():
