@@ -114,6 +114,17 @@ def test_the_course_model_writes_what_transformers_writes(course_llm, k, texts):
         assert best.text == course_llm.tokenizer.decode(best.token_ids)
 
 
+def test_one_beam_is_greedy_whatever_the_options(llm):
+    """It ends with its text, and does not go on with the second best in the hope of a longer one."""
+    ids = ids_of(6)
+    greedy = search(llm, ids, 1, stops=()).sequences[0].token_ids
+    stop = greedy[2]
+    for options in ({}, {"early_stopping": "never", "length_penalty": 2.0}):
+        out = search(llm, ids, 1, stops=(stop,), **options)
+        assert_same(out.sequences, reference(llm.model, ids, 1, 12, (stop,)))
+        assert out.num_steps == greedy.index(stop) + 1 and out.sequences[0].finish_reason == "stop"
+
+
 def test_fewer_texts_are_the_best_of_more(llm):
     texts = search(llm, ids_of(7), 4).sequences
     assert len(texts) == 4  # as many as beams when not told
