@@ -42,6 +42,47 @@ def test_links_prefer_the_same_language(english, other):
                 assert not (target.startswith("../") and Path(target).name in own), f"{cell['id']}: {target}"
 
 
+# --- the README ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("english", "other"), editions.DOCUMENTS)
+def test_the_translated_readme_says_the_same(english, other):
+    texts = [(editions.ROOT / name).read_text(encoding="utf-8") for name in (english, other)]
+    found = editions.compare_documents(*texts)
+    assert not found, f"bring {other} up to date:\n" + "\n".join(map(str, found))
+    assert f"]({other})" in texts[0].split("##")[0] and f"]({english})" in texts[1].split("##")[0]
+    for target in editions.LINK.findall(texts[1]):
+        assert target.startswith(("http", "#")) or (editions.ROOT / target).exists(), target
+
+
+TABLE = "\n\n| {0} | {1} |\n|---|---:|\n| {2} | 1.5 |\n"
+DOCUMENT = [
+    "# x\n\n## A\n\n```\nmake lab  # opens\n```\n\n**Note.** See [this](a.md), `name`, two ways."
+    + TABLE.format(*"anb"),
+    "# x\n\n## 甲\n\n```\nmake lab  # 打开\n```\n\n**注意。** 见[这里](a.md)，`name`，2 种办法。"
+    + TABLE.format(*"甲数乙"),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("make lab", "make test", "commands and code differ"),
+        ("a.md", "b.md", "links differ"),
+        ("`name`", "`names`", "code names differ"),
+        ("1.5", "1.6", "numbers in tables differ"),
+        ("| 乙 | 1.5 |\n", "", "table cells differ"),
+        ("2 种", "3 种", "numbers differ"),
+        ("**注意。**", "注意。", "bold parts differ"),
+        ("## 甲\n\n", "", "sections"),
+    ],
+)
+def test_a_readme_that_drifts_is_named(old, new, words):
+    english, other = DOCUMENT
+    assert editions.compare_documents(english, other) == [] and old in other
+    assert words in "\n".join(map(str, editions.compare_documents(english, other.replace(old, new))))
+
+
 # --- each kind of drift is seen --------------------------------------------------------------------------------------
 
 
@@ -212,6 +253,7 @@ def folder(tmp_path, monkeypatch):
     for path, notebook in zip(paths, pair(), strict=True):
         path.write_text(nbformat.writes(notebook), encoding="utf-8")
     monkeypatch.setattr(editions, "ROOT", tmp_path)
+    monkeypatch.setattr(editions, "DOCUMENTS", [])
     monkeypatch.setattr(editions, "pairs", lambda: [tuple(paths)])
     return paths
 

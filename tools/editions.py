@@ -1,4 +1,4 @@
-"""Compare the editions of a notebook cell by cell: `make editions`, or `python -m tools.editions`.
+"""Compare the editions of a notebook cell by cell, and of the README: `make editions`, or `python -m tools.editions`.
 
 notebooks/zh/06_fragmentation.ipynb is the Chinese edition of notebooks/06_fragmentation.ipynb. Both have the same cells
 in the same order, and the same code but for strings and comments. A cell that was translated carries in its metadata
@@ -192,6 +192,52 @@ def _compare_cell(english: nbformat.NotebookNode, other: nbformat.NotebookNode) 
     return found
 
 
+# --- the README ------------------------------------------------------------------------------------------------------
+
+BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.M | re.S)
+DOCUMENTS = [("README.md", "README.zh.md")]
+
+
+def compare_documents(english: str, other: str) -> list[Finding]:
+    """What a translated README lacks or has changed, by its sections: commands, tables, links, numbers, code names."""
+    ours, theirs = (re.split(r"^(?=## )", BADGE.sub("", text), flags=re.M) for text in (english, other))
+    if len(ours) != len(theirs):
+        return [Finding("headings", f"{len(ours) - 1} sections in English, {len(theirs) - 1} in the translation")]
+    return [
+        Finding(a.partition("\n")[0].strip("# "), what)
+        for a, b in zip(ours, theirs, strict=True)
+        for what in _compare_section(a, b)
+    ]
+
+
+def _compare_section(english: str, other: str) -> list[str]:
+    found = []
+    for name, count in {
+        "commands and code": lambda text: [_without_comments(block) for block in BLOCK.findall(text)],
+        "table cells": lambda text: [line.count("|") for line in re.findall(r"^\|.*", text, re.M)],
+        "numbers in tables": lambda text: [_table_numbers(row) for row in re.findall(r"^\|.*", text, re.M)],
+        "list items": lambda text: len(re.findall(r"^- ", text, re.M)),
+        "bold parts": lambda text: text.count("**"),
+        "links": lambda text: Counter(re.sub(r"README(\.zh)?\.md", "README", target) for target in LINK.findall(text)),
+        "code names": lambda text: Counter(re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))),
+    }.items():
+        a, b = count(english), count(other)
+        if a != b:
+            found.append(f"{name} differ: {_difference(a, b)}")
+    if apart := _numbers_apart(BLOCK.sub("", english), BLOCK.sub("", other)):
+        found.append(f"numbers differ: {apart}")
+    return found
+
+
+def _without_comments(block: str) -> list[str]:
+    return [re.sub(r"\s*# .*", "", line) for line in block.splitlines()]
+
+
+def _table_numbers(row: str) -> list[str]:
+    """The cells of a row that are numbers, in their order."""
+    return [cell.strip() for cell in row.split("|") if re.fullmatch(r"[~\d., s]+", cell.strip())]
+
+
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +275,12 @@ def main(arguments: list[str]) -> int:
         found = compare(*(nbformat.read(path, as_version=4) for path in (english, other)))
         failed += len(found)
         print(f"{name}: " + ("up to date" if not found else f"{len(found)} to look at"))
+        for finding in found:
+            print(f"  {finding}")
+    for english, other in [] if arguments else DOCUMENTS:
+        found = compare_documents(*((ROOT / name).read_text(encoding="utf-8") for name in (english, other)))
+        failed += len(found)
+        print(f"{other}: " + ("up to date" if not found else f"{len(found)} to look at"))
         for finding in found:
             print(f"  {finding}")
     return 1 if failed else 0
