@@ -69,12 +69,16 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    num_cached_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt: found in the prefix cache and not computed (chapter 11)
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """One step of the engine: sequences in each state after scheduling, blocks in use, tokens computed."""
+    """One step of the engine: sequences in each state after scheduling, blocks in use, tokens computed.
+
+    `prefix_hit_tokens` are tokens of newcomers that the prefix cache had; `recovered_tokens` those that sequences which
+    had given way found again, which nobody would count as a hit.
+    """
 
     num_running: int
     num_waiting: int
@@ -83,6 +87,7 @@ class StepStats:
     num_tokens: int
     num_preempted: int
     prefix_hit_tokens: int = 0
+    recovered_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -111,12 +116,15 @@ class LLM:
         block_size: slots in a block.
         num_blocks: blocks of the pool; None for what `max_num_seqs` texts of the model's full length need, but at most
             25 % of the free memory, or 90 % of a GPU's.
-        max_num_seqs: requests that run at the same time.
+        max_num_seqs: sequences that run at the same time; each of a request's n samples is one.
         max_num_batched_tokens: tokens that one step computes.
+        enable_prefix_caching: find the K and V of a prompt's first tokens in blocks of earlier requests that began with
+            the same tokens (chapter 11). No result depends on it.
         preemption: "recompute" or "swap", see `Scheduler`.
         num_host_blocks: blocks in host memory for swapping; None for as many as the pool has, 0 without swapping.
         batching: "continuous", or "static": a batch is closed until its longest request has ended.
-        reserve: "on_demand", or "max_len": every request gets room for the longest one at admission.
+        reserve: "on_demand", or "max_len": every request gets room for the longest one at admission, and nothing is
+            shared, as in an engine without paging.
         attention_backend: see `paged_attention`.
         seed: where requests without a seed of their own start.
 
@@ -135,6 +143,7 @@ class LLM:
         num_blocks: int | None = None,
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
         preemption: Literal["recompute", "swap"] = "recompute",
         num_host_blocks: int | None = None,
         batching: Literal["continuous", "static"] = "continuous",
@@ -166,6 +175,7 @@ class LLM:
         self._host = self._host_cache(num_host_blocks)
         self._make_scheduler = lambda manager: Scheduler(manager, max_num_seqs, max_num_batched_tokens, **options)
         self._num_host_blocks, self._block_size, self.reserve = num_host_blocks, block_size, reserve
+        self.enable_prefix_caching = enable_prefix_caching and reserve == "on_demand"
         self.stats: list[StepStats] = []
         self._eos = eos_token_ids(self.model, self.tokenizer)
         self._samples: dict[int, _Sample] = {}
@@ -173,13 +183,16 @@ class LLM:
         self._start_empty()
 
     def _start_empty(self) -> None:
-        """No sequence and every block free, whatever state the bookkeeping was in."""
+        """No sequence, every block free and nothing to find in any, whatever state the bookkeeping was in."""
         for one in self._samples.values():
             if one.seq.status is not SequenceStatus.FINISHED:
                 one.seq.status, one.seq.finish_reason = SequenceStatus.FINISHED, "cancelled"
         self._samples = {}
         self.manager = BlockManager(
-            self.runner.cache.num_blocks, self._block_size, num_host_blocks=self._num_host_blocks
+            self.runner.cache.num_blocks,
+            self._block_size,
+            num_host_blocks=self._num_host_blocks,
+            enable_prefix_caching=self.enable_prefix_caching,
         )
         self.scheduler = self._make_scheduler(self.manager)
         self._half_way = False
@@ -293,6 +306,11 @@ class LLM:
 
         return pieces()
 
+    def reset_prefix_cache(self) -> None:
+        """Forget which tokens the free blocks hold: what comes next is computed anew. Running streams go on."""
+        self._whole_again()
+        self.manager.reset_prefix_cache()
+
     def _pieces(self, one: _Sample) -> Iterator[str]:
         text, shown = TextStream(self.tokenizer), one.seq.prompt_len
         while True:  # other calls may have moved this sequence on, even to its end: first hand out what is there
@@ -365,7 +383,7 @@ class LLM:
         return min(len(ids) + params.max_tokens, self.max_model_len)
 
     def _add(self, ids: list[int], params: SamplingParams) -> list[_Sample]:
-        """Queue a request: one sequence for each of its n samples."""
+        """Queue a request: one sequence for each of its n samples, which share the prompt's blocks if they may."""
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         added = []
         for index in range(params.n):
@@ -373,7 +391,9 @@ class LLM:
             generator = None if params.greedy else self._generator(params, seq.seq_id, index)
             added.append(_Sample(seq, params, generator, stops))
             self._samples[seq.seq_id] = added[-1]
-            self.scheduler.add(seq)
+        group = 1 if self.reserve == "max_len" else self.scheduler.max_num_seqs
+        for start in range(0, len(added), group):
+            self.scheduler.add(*(one.seq for one in added[start : start + group]))
         return added
 
     def _generator(self, params: SamplingParams, seq_id: int, index: int) -> torch.Generator:
@@ -411,6 +431,7 @@ class LLM:
             if self._host is not None:
                 self._host.copy_from(self.runner.cache, step.swap_out)
                 self.runner.cache.copy_from(self._host, step.swap_in)
+            self.runner.cache.copy_blocks(step.copies)
             self.stats.append(self._count(step))
             ready = self._compute(step)
             ended = [seq.seq_id for seq in self.scheduler.ended]
@@ -428,23 +449,31 @@ class LLM:
             self.manager.num_used_blocks,
             step.num_tokens,
             step.num_preempted,
+            step.prefix_hit_tokens,
+            step.recovered_tokens,
         )
 
     def _compute(self, step: Step) -> list[_Sample]:
         """Run the model on a step's tokens, and give a next token to every sequence whose last one is computed."""
         if not step.parts:
             return []
-        batch, ready, rows = Batch(), [], []
+        batch = Batch()
         for seq, count in step.parts:
             done = seq.num_computed_tokens
             batch.add(seq.token_ids[done : done + count], done, self.manager.block_table(seq.seq_id), self._block_size)
-            seq.num_computed_tokens += count
-            if seq.num_uncomputed_tokens == 0:  # its last token is in: the next one can be chosen
-                ready.append(self._samples[seq.seq_id])
-                rows.append(len(batch.input_ids) - 1)
-        logits = self.runner.run(batch, rows)  # [len(rows), vocab]
-        for one, token, row in zip(ready, self._choose(logits, ready), logits, strict=True):
-            self._append(one, token, row)
+        # the rows of those whose last token is in: their next one can be chosen
+        wanted = [count == seq.num_uncomputed_tokens for seq, count in step.parts]
+        logits = self.runner.run(batch, list(itertools.compress(batch.last_rows, wanted)))  # [sum(wanted), vocab]
+        ready, rows, row = [], [], 0
+        for (seq, count), last in zip(step.parts, wanted, strict=True):
+            chosen_now = self.scheduler.computed(seq, count)  # several samples choose from the row of their prompt
+            ready += [self._samples[one.seq_id] for one in chosen_now]
+            rows += [row] * len(chosen_now)
+            row += last
+        if rows != list(range(len(logits))):
+            logits = logits[rows]  # [len(ready), vocab]
+        for one, token, logits_row in zip(ready, self._choose(logits, ready), logits, strict=True):
+            self._append(one, token, logits_row)
         return ready
 
     def _choose(self, logits: torch.Tensor, ready: list[_Sample]) -> list[int]:
@@ -483,7 +512,8 @@ class LLM:
     def _output(self, number: str, prompt: str | None, request: list[_Sample]) -> RequestOutput:
         first = request[0].seq
         outputs = [self._completion(index, one) for index, one in enumerate(request)]
-        return RequestOutput(number, prompt, first.token_ids[: first.prompt_len], outputs, finished=True)
+        cached = first.num_cached_tokens
+        return RequestOutput(number, prompt, first.token_ids[: first.prompt_len], outputs, True, cached)
 
     def _completion(self, index: int, one: _Sample) -> CompletionOutput:
         text = self.tokenizer.decode(one.new_ids, skip_special_tokens=True) if self.tokenizer else ""

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minipaged.block_manager import BlockManager, blocks_needed
 from minipaged.errors import InvalidInputError
 from minipaged.scheduler import Scheduler, Sequence, SequenceStatus
+from tests.test_block_manager import assert_sound
 
 
 def sequence(seq_id, prompt_len, output_len):
@@ -24,11 +25,10 @@ def take_step(scheduler):
     for seq, count in step.parts:
         assert seq.status is SequenceStatus.RUNNING and 1 <= count <= seq.num_uncomputed_tokens
         assert scheduler.manager.num_tokens(seq.seq_id) >= seq.num_computed_tokens + count  # all have a slot
-        seq.num_computed_tokens += count
-        if seq.num_uncomputed_tokens == 0:
-            seq.token_ids.append(1)
-            if len(seq.token_ids) >= seq.max_len:
-                scheduler.finish(seq, "length")
+        for one in scheduler.computed(seq, count):
+            one.token_ids.append(1)
+            if len(one.token_ids) >= one.max_len:
+                scheduler.finish(one, "length")
     return step
 
 
@@ -48,12 +48,9 @@ def assert_each_in_one_place(scheduler, sequences):
 
 def assert_no_block_lost(scheduler):
     manager = scheduler.manager
-    assert sorted(manager.seq_ids) == [seq.seq_id for seq in scheduler.running]
-    held = [block for seq_id in manager.seq_ids for block in manager.block_table(seq_id)]
-    assert sorted([*held, *manager.pool.free_ids]) == list(range(manager.num_blocks))
-    if manager.host_pool:
-        away = [block for seq in scheduler.swapped for block in manager._host_tables[seq.seq_id]]
-        assert sorted([*away, *manager.host_pool.free_ids]) == list(range(len(manager.host_pool.blocks)))
+    assert sorted(manager.seq_ids) == [seq.seq_id for seq in scheduler.running if seq.waits_for is None]
+    assert sorted(manager._host_tables) == [seq.seq_id for seq in scheduler.swapped if seq.waits_for is None]
+    assert_sound(manager)
 
 
 def steps_alone(seq_lengths, num_blocks, options):

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minipaged.block_manager import AllocStatus, BlockManager, OutOfBlocksError, blocks_needed
+from minipaged.engine import LLM
 from minipaged.errors import InvalidInputError
 from minipaged.paged_cache import PagedKVCache
+from minipaged.sampling import SamplingParams
+from minipaged.scheduler import Scheduler, Sequence, SequenceStatus
 from tests.test_block_manager import assert_sound, state
+from tests.test_engine import greedy, prompts, tokens
+from tests.test_scheduler import assert_each_in_one_place, assert_no_block_lost
+from tests.tiny_models import FAMILIES, tiny_model
 
 # ---- any order of calls, over a memory that holds what was written ---------------------------------------------------
 
@@ -50,8 +56,8 @@ class Machine(RuleBasedStateMachine):
         """What PagedKVCache.copy_blocks does: all are read before any is written."""
         read = [(to, [source.get(block * self.size + i) for i in range(self.size)]) for block, to in pairs]
         assert len({to for to, _ in read}) == len(read)
-        for to, tokens in read:
-            target.update({to * self.size + i: token for i, token in enumerate(tokens)})
+        for to, held in read:
+            target.update({to * self.size + i: token for i, token in enumerate(held)})
 
     def new_id(self):
         self.next_id += 1
@@ -207,8 +213,147 @@ class Machine(RuleBasedStateMachine):
             assert whole[-1] == text and len(whole[0]) == len(text) - self.size + 1, "listed with other tokens"
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=35, deadline=None, derandomize=True)
 TestAnyOrderOfCalls = Machine.TestCase
+
+
+# ---- any order of requests, over the scheduler ---------------------------------------------------------------------
+
+
+def next_token(text, sample):
+    """What the fake model writes after a text: it depends on every token before."""
+    return (sum(text) * 7 + len(text) + sample) % 3
+
+
+class Server:
+    """The engine with fake memories: makes the step's copies, stores texts in slots, and reads them back."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.manager, self.size = scheduler, scheduler.manager, scheduler.manager.block_size
+        self.memory, self.host_memory, self.all = {}, {}, []
+
+    copy = Machine.copy
+
+    def add(self, prompt, output_lens):
+        first = len(self.all)
+        samples = [Sequence(first + i, list(prompt), len(prompt), len(prompt) + n) for i, n in enumerate(output_lens)]
+        for index, seq in enumerate(samples):
+            seq.sample = index
+        self.all += samples
+        self.scheduler.add(*samples)
+
+    def step(self):
+        step = self.scheduler.schedule()
+        assert not (step.swap_out and step.swap_in) and len(self.scheduler.running) <= self.scheduler.max_num_seqs
+        assert len({seq.seq_id for seq, _ in step.parts}) == len(step.parts)
+        assert step.num_tokens == sum(count for _, count in step.parts) <= self.scheduler.max_num_batched_tokens
+        self.copy(step.swap_out, self.memory, self.host_memory)
+        self.copy(step.swap_in, self.host_memory, self.memory)
+        self.copy(step.copies, self.memory, self.memory)
+        for seq, count in step.parts:
+            self.store(seq, count)
+        for seq, count in step.parts:
+            slots = self.manager.slot_mapping(seq.seq_id, 0, seq.num_computed_tokens + count)
+            assert all(self.memory[slot] == tuple(seq.token_ids[: i + 1]) for i, slot in enumerate(slots))
+            for one in self.scheduler.computed(seq, count):
+                one.token_ids.append(next_token(one.token_ids, one.sample))
+                if len(one.token_ids) >= one.max_len:
+                    self.scheduler.finish(one, "length")
+        return step
+
+    def store(self, seq, count):
+        done = seq.num_computed_tokens
+        for position, slot in enumerate(self.manager.slot_mapping(seq.seq_id, done, done + count), done):
+            assert self.manager.pool.blocks[slot // self.size].ref_count == 1, "a shared block is written"
+            self.memory[slot] = tuple(seq.token_ids[: position + 1])
+
+    def run(self):
+        steps = []
+        while self.scheduler.unfinished:
+            steps.append(self.step())
+            assert len(steps) < 5000, "somebody waits for ever"
+        return steps
+
+
+def alone(prompt, sample, max_len):
+    """What the fake model writes for a lone request."""
+    text = list(prompt)
+    while len(text) < max_len:
+        text.append(next_token(text, sample))
+    return text
+
+
+class ServerMachine(RuleBasedStateMachine):
+    """Requests with several samples come, are cancelled, give way and return, with few blocks and small budgets."""
+
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        block_size=st.sampled_from([1, 2, 4]),
+        host=st.sampled_from([0, 5, 14]),
+        caching=st.booleans(),
+        limits=st.sampled_from([(4, 1), (4, 3), (6, 64)]),
+        options=st.fixed_dictionaries(
+            {
+                "preemption": st.sampled_from(["recompute", "swap"]),
+                "batching": st.sampled_from(["continuous", "continuous", "static"]),
+            }
+        ),
+    )
+    def start(self, num_blocks, block_size, host, caching, limits, options):
+        more = {"num_host_blocks": host, "enable_prefix_caching": caching, "watermark": 0.1}
+        self.server = Server(Scheduler(BlockManager(num_blocks, block_size, **more), *limits, **options))
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+        lens=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    )
+    def add(self, prompt, lens):
+        self.server.add(prompt, lens)
+
+    @rule(times=st.integers(1, 4))
+    def step(self, times):
+        for _ in range(times):
+            unfinished = self.server.scheduler.unfinished
+            step = self.server.step()
+            assert step.parts or step.refused or not unfinished, "a step that does nothing would be repeated for ever"
+            self.sound()
+
+    @precondition(lambda self: self.server.all)
+    @rule(data=st.data())
+    def cancel(self, data):
+        self.server.scheduler.finish(data.draw(st.sampled_from(self.server.all)), "cancelled")
+
+    @invariant()
+    def sound(self):
+        if hasattr(self, "server"):
+            assert_each_in_one_place(self.server.scheduler, self.server.all)
+            assert_no_block_lost(self.server.scheduler)
+            for block in self.server.manager.cached_blocks:
+                text = text_of(self.server.manager.pool.prefixes.held_by(block))
+                assert self.server.memory[(block + 1) * self.server.size - 1] == text
+
+    def teardown(self):
+        if not hasattr(self, "server"):
+            return
+        self.server.run()
+        manager = self.server.manager
+        assert manager.num_free_blocks == manager.num_blocks
+        for seq in self.server.all:
+            whole = alone(seq.token_ids[: seq.prompt_len], seq.sample, seq.max_len)
+            assert seq.token_ids == whole[: len(seq.token_ids)], "another text than a lone request would have"
+            held = manager.num_blocks * manager.block_size
+            if seq.finish_reason == "length":
+                assert len(seq.token_ids) == seq.max_len
+            elif seq.finish_reason == "refused":
+                assert seq.prompt_len > held
+            elif seq.finish_reason == "out_of_blocks":
+                assert len(seq.token_ids) == held + 1
+            else:
+                assert seq.finish_reason == "cancelled"
+
+
+ServerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None, derandomize=True)
+TestAnyOrderOfRequests = ServerMachine.TestCase
 
 
 # ---- fork and copy-on-write ------------------------------------------------------------------------------------------
@@ -482,3 +627,242 @@ def test_numpys_tokens_find_those_of_a_list():
     manager = caching()
     serve(manager, 0, np.arange(9))
     assert manager.allocate(1, list(range(9))) == 8 and manager.allocate(2, torch.arange(9)) == 8
+
+
+# ---- groups in the scheduler -----------------------------------------------------------------------------------------
+
+
+def serve_group(scheduler, prompt, output_lens):
+    server = Server(scheduler)
+    server.add(prompt, output_lens)
+    return server, server.run()
+
+
+def test_a_prompt_is_computed_once_for_all_samples():
+    scheduler = Scheduler(BlockManager(20, 4), 8, 64)
+    server, steps = serve_group(scheduler, [1] * 10, [5, 5, 5])
+    assert [step.num_tokens for step in steps] == [10, 3, 3, 3, 3]
+    assert [len(step.copies) for step in steps] == [0, 2, 0, 0, 0]  # the last one to write keeps the original
+    assert [seq.finish_reason for seq in server.all] == ["length"] * 3
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_group_gives_way_and_returns_as_a_whole(preemption):
+    manager = BlockManager(9, 4, watermark=0, num_host_blocks=9)
+    server = Server(Scheduler(manager, 8, 64, preemption=preemption))
+    server.add([1] * 7, [20])
+    server.add([0] * 6, [7, 7, 7])
+    gone = False
+    while server.scheduler.unfinished:
+        step = server.step()
+        statuses = {seq.status for seq in server.all[1:]} - {SequenceStatus.FINISHED}
+        assert len(statuses) <= 1, "a part of a group was left behind"
+        if step.num_preempted:
+            gone = True
+            assert step.num_preempted == 3
+            pairs = step.swap_out
+            assert (len(pairs) == len(set(pairs)) > 0) == (preemption == "swap")
+    assert gone and {seq.finish_reason for seq in server.all} == {"length"}
+    assert [seq.token_ids for seq in server.all[1:]] == [alone([0] * 6, i, 13) for i in range(3)]
+
+
+def test_a_group_that_is_alone_and_too_large_goes_on_with_fewer_samples():
+    """Four samples of 3 blocks each do not fit 6 blocks, two of them do: no sample is lost."""
+    for host in (0, 6):
+        manager = BlockManager(6, 4, num_host_blocks=host)
+        scheduler = Scheduler(manager, 8, 64, preemption="swap" if host else "recompute")
+        server, _ = serve_group(scheduler, [1] * 6, [6] * 4)
+        assert [seq.finish_reason for seq in server.all] == ["length"] * 4
+        assert [seq.token_ids for seq in server.all] == [alone([1] * 6, i, 12) for i in range(4)]
+
+
+def test_when_the_sample_that_computes_the_prompt_is_cancelled_the_others_compute_it():
+    for status in ("running", "swapped"):
+        manager = BlockManager(6, 4, watermark=0, num_host_blocks=6)
+        server = Server(Scheduler(manager, 8, 4, preemption="swap"))
+        server.add([1] * 11, [4, 4])
+        server.step()
+        if status == "swapped":
+            server.scheduler._preempt(server.scheduler.running[:], server.step())
+        server.scheduler.finish(server.all[0], "cancelled")
+        assert [seq.seq_id for seq in server.scheduler.waiting] == [1] and manager.num_free_blocks == 6
+        server.run()
+        assert server.all[1].token_ids == alone([1] * 11, 1, 15)
+
+
+def test_samples_count_as_sequences():
+    scheduler = Scheduler(BlockManager(40, 4), max_num_seqs=4, max_num_batched_tokens=64)
+    server = Server(scheduler)
+    for _ in range(3):
+        server.add([1, 0, 1], [3, 3, 3])
+    server.step()
+    assert [seq.seq_id for seq in scheduler.running] == [0, 1, 2] and len(scheduler.waiting) == 6
+    with pytest.raises(InvalidInputError, match="5 samples of one prompt run together, and max_num_seqs is 4"):
+        server.add([1], [1] * 5)
+
+
+def test_what_a_preempted_sequence_finds_again_is_no_hit_and_is_counted_before_the_tokens():
+    """Behaviour 2: it returns, finds its own blocks, and the step computes only what is left."""
+    manager = BlockManager(6, 4, watermark=0, enable_prefix_caching=True)
+    server = Server(Scheduler(manager, 8, 16))
+    server.add([1] * 11, [6])
+    server.add([0] * 11, [6])
+    steps = server.run()
+    assert sum(step.num_preempted for step in steps) == 1
+    back = next(step for step in steps if step.recovered_tokens)
+    assert back.recovered_tokens % 4 == 0 and sum(step.prefix_hit_tokens for step in steps) == 0
+    second = server.all[1]
+    (count,) = [count for seq, count in back.parts if seq is second]
+    assert second.num_cached_tokens == 0 and back.num_tokens <= 16
+    assert count + back.recovered_tokens <= second.max_len - 1
+    tokens_computed = sum(step.num_tokens for step in steps)
+    again = Server(Scheduler(BlockManager(6, 4, watermark=0), 8, 16))  # without the cache it computes more
+    again.add([1] * 11, [6])
+    again.add([0] * 11, [6])
+    assert sum(step.num_tokens for step in again.run()) > tokens_computed
+
+
+# ---- the engine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model("llama", num_hidden_layers=2)
+
+
+def sampled(max_tokens, n=1, seed=3, **more):
+    return SamplingParams(n=n, seed=seed, temperature=1.0, max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+@pytest.fixture(scope="module")
+def lone(model):
+    """Four requests of one sample each, with seeds 3 to 6, one at a time and with nothing shared."""
+    llm = LLM(model, num_blocks=40, enable_prefix_caching=False)
+    return {
+        length: [tokens(llm.generate(prompts((length,)), sampled(14, seed=3 + i), use_tqdm=False))[0] for i in range(4)]
+        for length in (1, 19, 32)
+    }
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+@pytest.mark.parametrize(
+    ("num_blocks", "preemption", "chunk", "max_num_seqs"),
+    [(4, "recompute", 512, 64), (4, "swap", 7, 64), (7, "recompute", 7, 3), (7, "swap", 512, 64), (40, "swap", 16, 3)],
+)
+def test_sample_i_of_n_equals_a_lone_request_with_seed_plus_i(
+    model, lone, num_blocks, preemption, chunk, max_num_seqs, enable_prefix_caching
+):
+    """Also when they do not fit together, and beside others."""
+    options = dict(preemption=preemption, enable_prefix_caching=enable_prefix_caching, max_num_seqs=max_num_seqs)
+    llm = LLM(model, num_blocks=num_blocks, max_num_batched_tokens=chunk, **options)
+    work = [prompts((length,))[0] for length in lone]
+    for _ in range(2):  # the second time from the cache
+        outputs = llm.generate(work, sampled(14, n=4), use_tqdm=False)
+        assert [[one.token_ids for one in output.outputs] for output in outputs] == list(lone.values())
+        assert [one.index for one in outputs[0].outputs] == [0, 1, 2, 3]
+    assert llm.manager.num_free_blocks == num_blocks and not llm._samples
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharing_changes_no_token_of_any_family(family):
+    """Windows, softcaps, biases: K and V of a token depend on what came before it, and on nothing else."""
+    model = tiny_model(family)
+    system = prompts((37,), seed=9)[0]["prompt_token_ids"]
+    work = [{"prompt_token_ids": system + p["prompt_token_ids"]} for p in prompts((5, 12, 1, 30))]
+    results = []
+    for options in (dict(num_blocks=60, enable_prefix_caching=False), dict(num_blocks=60), dict(num_blocks=12)):
+        llm = LLM(model, block_size=8, **options)
+        first = tokens(llm.generate(work[:1], greedy(10), use_tqdm=False))
+        first += tokens(llm.generate(work, [greedy(20), sampled(12, n=3), greedy(9), sampled(15)], use_tqdm=False))
+        results.append((first, sum(step.prefix_hit_tokens for step in llm.stats)))
+    (plain, none), (roomy, hits), (tight, _) = results
+    assert plain == roomy == tight
+    assert none == 0 and hits == 40 + 3 * 32  # the first one's prompt was there as a whole; the others' system prompt
+
+
+def test_a_prompt_found_in_the_cache_gives_the_logits_of_one_that_is_computed(model):
+    """Behaviour 1 in the engine, for every length around a block's border, and twice."""
+    llm, plain = LLM(model, num_blocks=60, block_size=4), LLM(model, num_blocks=60, enable_prefix_caching=False)
+    for length in (1, 3, 4, 5, 8, 9):
+        prompt = prompts((length,), seed=length)[0]
+        params = SamplingParams(temperature=0, max_tokens=3, logprobs=97, ignore_eos=True)
+        wanted = plain.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+        for expected in (0, (length - 1) // 4 * 4, (length - 1) // 4 * 4):
+            (output,) = llm.generate(prompt, params, use_tqdm=False)
+            assert output.num_cached_tokens == expected == sum(step.prefix_hit_tokens for step in llm.stats)
+            assert sum(step.num_tokens for step in llm.stats) == length + 2 - expected
+            assert output.outputs[0].token_ids == wanted.token_ids
+            for a, b in zip(output.outputs[0].logprobs, wanted.logprobs, strict=True):
+                assert max(abs(a[t] - b[t]) for t in a) < 1e-4
+
+
+def test_the_next_turn_of_a_conversation_finds_prompt_and_answer(model):
+    llm = LLM(model, num_blocks=40, block_size=4)
+    prompt = prompts((10,))[0]["prompt_token_ids"]
+    (answer,) = tokens(llm.generate({"prompt_token_ids": prompt}, greedy(9), use_tqdm=False))
+    turn = {"prompt_token_ids": [*prompt, *answer, 5, 6, 7]}
+    (output,) = llm.generate(turn, greedy(6), use_tqdm=False)
+    assert output.num_cached_tokens == 16  # of 10 + 8: the last token of an answer was chosen and not computed
+    plain = LLM(model, num_blocks=40, enable_prefix_caching=False)
+    assert tokens([output]) == tokens(plain.generate(turn, greedy(6), use_tqdm=False))
+    llm.reset_prefix_cache()
+    assert llm.generate(turn, greedy(6), use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_two_samples_of_a_19_token_prompt_share_one_block_and_copy_one(model, monkeypatch):
+    llm = LLM(model, num_blocks=40)
+    copies, copy = [], llm.runner.cache.copy_blocks
+    monkeypatch.setattr(llm.runner.cache, "copy_blocks", lambda pairs: (copies.extend(pairs), copy(pairs))[1])
+    llm.generate(prompts((19,)), sampled(10, n=2), use_tqdm=False)
+    assert [step.blocks_used for step in llm.stats[:4]] == [2, 3, 3, 3] and len(copies) == 1
+    assert sum(step.num_tokens for step in llm.stats) == 19 + 2 * 9
+
+
+def test_a_sample_that_ends_with_its_first_token_needs_no_slot(model):
+    llm = LLM(model, num_blocks=4)
+    one = tokens(llm.generate(prompts((19,)), sampled(1, n=3), use_tqdm=False))
+    assert [len(ids) for ids in one] == [1, 1, 1] and llm.manager.num_free_blocks == 4
+    assert [step.num_tokens for step in llm.stats] == [19]
+
+
+def test_an_engine_that_reserves_shares_nothing(model, lone):
+    llm = LLM(model, num_blocks=20, reserve="max_len")
+    for _ in range(2):
+        (output,) = llm.generate(prompts((19,)), sampled(14, n=4), use_tqdm=False)
+        assert tokens([output]) == lone[19] and output.num_cached_tokens == 0
+        assert max(step.blocks_used for step in llm.stats) == 4 * 3  # 33 slots each
+
+
+def test_a_static_batch_shares_too(model, lone):
+    llm = LLM(model, num_blocks=20, batching="static")
+    for cached in (0, 16):
+        (output,) = llm.generate(prompts((19,)), sampled(14, n=4), use_tqdm=False)
+        assert tokens([output]) == lone[19] and output.num_cached_tokens == cached
+
+
+def test_nothing_is_found_after_an_interruption(model, monkeypatch):
+    """A pass that was cut off may have written half of a block: the engine starts empty."""
+    llm = LLM(model, num_blocks=40)
+    llm.generate(prompts((40,)), greedy(3), use_tqdm=False)
+    assert llm.manager.cached_blocks
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.runner, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts((40,)), sampled(3, n=3), use_tqdm=False)
+    monkeypatch.undo()
+    assert llm.manager.cached_blocks == [] and llm.manager.num_free_blocks == 40
+    assert llm.generate(prompts((40,)), greedy(3), use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_a_constant_hash_changes_no_token(model, lone):
+    """Behaviour 8 in the engine: the index finds the wrong blocks all the time, and none is trusted."""
+    llm = LLM(model, num_blocks=12, block_size=4)
+    llm.manager.pool.prefixes._hash_function = constant
+    work = [prompts((length,))[0] for length in lone] + prompts((19, 19), seed=4)
+    plain = LLM(model, num_blocks=40, enable_prefix_caching=False)
+    for _ in range(2):
+        outputs = llm.generate(work, sampled(14, n=2), use_tqdm=False)
+        assert tokens(outputs) == tokens(plain.generate(work, sampled(14, n=2), use_tqdm=False))

@@ -16,7 +16,8 @@ from tests.tiny_models import tiny_model
 @pytest.mark.parametrize("options", [{}, {"preemption": "swap"}, {"batching": "static"}])
 @pytest.mark.parametrize("num_blocks", [7, 12])
 def test_a_rehearsal_takes_the_steps_of_the_engine(options, num_blocks):
-    llm = LLM(tiny_model("llama"), num_blocks=num_blocks, max_num_batched_tokens=20, **options)
+    how = dict(max_num_batched_tokens=20, enable_prefix_caching=False, **options)  # a rehearsal has no tokens to find
+    llm = LLM(tiny_model("llama"), num_blocks=num_blocks, **how)
     llm.generate(prompts(LENGTHS), [greedy(n) for n in WANTED], use_tqdm=False)
     manager = BlockManager(num_blocks, num_host_blocks=num_blocks)
     moments, told = rehearse(Scheduler(manager, 64, 20, **options), zip(LENGTHS, WANTED, strict=True))
