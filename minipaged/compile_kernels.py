@@ -21,6 +21,7 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "0"
 
 from minipaged import triton_kernels as kernels  # says what is missing when Triton is
+from minipaged.errors import MissingPackageError
 
 import triton  # isort: skip
 from triton.backends.compiler import GPUTarget  # isort: skip
@@ -142,8 +143,18 @@ def spills(ptx: str, target: str) -> tuple[int, int]:
     return registers, sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
 
 
+def require_new_triton() -> None:
+    """Say so where Triton's compiler is called in another way than here (it is older than 3.4)."""
+    if not hasattr(triton, "knobs"):
+        raise MissingPackageError(
+            f"compiling for chips that are not here needs Triton 3.4 or later, and this is {triton.__version__}: "
+            "torch 2.8 or later brings one"
+        )
+
+
 def main(args: list[str]) -> None:
     """Arguments choose targets, dtypes and head sizes; without one of a kind, all of them."""
+    require_new_triton()
     targets = [name for name in TARGETS if name in args] or list(TARGETS)
     dtypes = [name for name in DTYPES if name in args] or list(DTYPES)
     head_dims = [dim for dim in (64, 128) if str(dim) in args] or [64, 128]
