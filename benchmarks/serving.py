@@ -86,8 +86,9 @@ def transformers_continuous(model: Any, work: Work, slots: int) -> list[list[int
 
 
 def minipaged(model: Any, work: Work, slots: int, **options: Any) -> list[list[int]]:
-    """Our engine; `options` turn its ideas off."""
-    llm = ENGINES.setdefault(str(options), LLM(model, num_blocks=slots // BLOCK, block_size=BLOCK, **options))
+    """Our engine; `options` turn its ideas off. Nothing is found again: the requests of the warm-up come once more."""
+    how = dict(num_blocks=slots // BLOCK, block_size=BLOCK, enable_prefix_caching=False, **options)
+    llm = ENGINES.setdefault(str(options), LLM(model, **how))
     params = [SamplingParams(temperature=0, max_tokens=w["max_tokens"], ignore_eos=True) for w in work]
     outputs = llm.generate([{"prompt_token_ids": w["prompt"]} for w in work], params, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
