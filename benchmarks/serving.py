@@ -127,7 +127,7 @@ def vllm(python: str, folder: str, work: Work, slots: int, dtype: str) -> tuple[
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     if not lines:
-        causes = [line for line in (done.stdout + done.stderr).splitlines() if "Error: " in line]  # its first is the cause
+        causes = [line for line in (done.stdout + done.stderr).splitlines() if "Error: " in line]  # the first one
         raise SystemExit("vLLM did not answer:\n" + "\n".join(causes[:5] or done.stderr.splitlines()[-20:]))
     seconds, tokens = json.loads(lines[0].removeprefix("RESULT"))
     return seconds, tokens
