@@ -258,6 +258,20 @@ def test_requests_go_on_as_if_nothing_had_been(course_llm):
     assert beam_search(llm, "The sky is", 2, max_tokens=3).sequences == texts
 
 
+def test_a_prompt_that_is_cached_is_not_computed_again_and_nothing_changes(llm, monkeypatch):
+    ids, batches, run = ids_of(11), [], llm.runner.run
+    monkeypatch.setattr(llm.runner, "run", lambda batch, *rows: batches.append(batch) or run(batch, *rows))
+    first = search(llm, ids, 3)
+    assert len(batches[0].input_ids) == 11
+    batches.clear()
+    assert search(llm, ids, 3) == first
+    assert batches[0].input_ids == ids[8:]  # two full blocks of 4 were there
+    (output,) = llm.generate({"prompt_token_ids": ids}, SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+    assert output.num_cached_tokens == 8
+    fresh = LLM(llm.model, num_blocks=40, block_size=4, enable_prefix_caching=False)
+    assert search(fresh, ids, 3) == first
+
+
 def test_a_search_says_so_when_the_engine_has_started_empty(llm):
     def restart(step):
         llm._start_empty()
