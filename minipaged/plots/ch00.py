@@ -59,7 +59,7 @@ COURSE = (  # the index is the chapter's number; a need that follows from anothe
     Chapter("08_paged_attention", (7,), 100, 25),
     Chapter("09_triton_kernel", (8,), 100, 30),
     Chapter("10_continuous_batching", (8,), 85, 60),
-    Chapter("11_sharing", (10,), written=False),
+    Chapter("11_sharing", (10,), 95, 40),
     Chapter("12_speculative_decoding", (10,), written=False),
     Chapter("13_from_minipaged_to_vllm", (9, 11, 12), written=False),
 )
