@@ -25,7 +25,8 @@ FIXED = {
     "prefix": "前缀", "copy-on-write": "写时复制", "throughput": "吞吐量", "concurrency": "并发", "padding": "填充",
     "speculative decoding": "投机采样（推测解码）", "continuous batching": "连续批处理",
     "preemption": "抢占",
-    "prefill": "预填充", "memory bandwidth": "显存带宽", "rank": "维数（阶）", "stride": "步幅", "draft model": "草稿模型",
+    "prefill": "预填充", "memory bandwidth": "显存带宽", "rank": "维数（阶）", "stride": "步幅",
+    "draft model": "草稿模型",
     "beam search": "束搜索", "prefix caching": "前缀缓存", "reference count": "引用计数", "swap out": "换出",
     "recompute": "重计算", "causal mask": "因果掩码",
 }  # fmt: skip
@@ -76,3 +77,8 @@ def test_links_into_the_glossary_reach_a_word():
             text = "\n".join(cell.source for cell in nbformat.reads(text, as_version=4).cells)
         for anchor in re.findall(r"GLOSSARY\.md#([^)\s]+)\)", text):
             assert anchor in ANCHORS, f"{path.name}: GLOSSARY.md#{anchor}"
+
+
+def test_the_front_doors_link_the_glossary():
+    assert "](GLOSSARY.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "](../GLOSSARY.md)" in (ROOT / "notebooks" / "00_start_here.ipynb").read_text(encoding="utf-8")
