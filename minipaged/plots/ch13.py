@@ -348,7 +348,7 @@ class Ledger:
         holds: bool,
         under: bool = False,
         note: str = "",
-    ) -> Ledger:
+    ) -> None:
         """Add a row; the verdict follows from the two conditions.
 
         Args:
@@ -372,7 +372,6 @@ class Ledger:
                 f'claim {number}: "{verdict}" needs a note that says the condition or the correction'
             )
         self.entries.append(Entry(number, claim, chapter, check, str(result), verdict, note))
-        return self
 
     def new(self) -> Table:
         """The rows that were added since the last call, as a table."""
@@ -381,8 +380,8 @@ class Ledger:
 
     @property
     def table(self) -> Table:
-        """All rows."""
-        return Table(self.entries)
+        """All rows, by their numbers."""
+        return Table(sorted(self.entries, key=lambda entry: int(entry.number.strip("S"))))
 
     @property
     def counts(self) -> dict[str, int]:
