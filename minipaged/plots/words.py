@@ -803,9 +803,9 @@ WORDS: dict[str, str] = {
     "11.pool.copied": "copied in this step",
     "11.pool.sentence": (
         "{n} sequences name {alone} blocks in their tables; {blocks} blocks of {pool} are in use, {shared} of them "
-        "shared, after {copies} copies: {percent:.0f} % less than without sharing."
+        "shared: {percent:.0f} % less than without sharing. Copies made: {copies}."
     ),
-    "11.moments.title": "{n} samples end with {blocks} blocks instead of {alone}, after {copies} copy",
+    "11.moments.title": "{n} samples end with {blocks} blocks instead of {alone}; blocks copied: {copies}",
     "11.moments.table": "{name}: {table}",
     "11.moments.count": "count {n}",
     "11.moments.copy": "copy",

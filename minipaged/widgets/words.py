@@ -137,19 +137,18 @@ WORDS: dict[str, str] = {
     "11.beams.title": "Step {step} of {steps}",
     # 13 from minipaged to vLLM
     "13.where.part": "part of minipaged",
-    "13.where.above": "Choose a part. The sentence below the map says where it is in vLLM, and what is different there.",
+    "13.where.above": "Choose a part. The sentence below says where it is in vLLM, and what differs there.",
     "13.table.above": "Three sequences, one pool. Below: the same page table as FlashInfer wants it.",
     "13.table.length": "tokens of {name}",
     "13.table.size": "block size",
     # 12 speculative decoding
     "12.overlap.layers": "layers of the draft",
     "12.overlap.temperature": "temperature",
-    "12.overlap.top_k": "top-k (0: off)",
+    "12.overlap.top_k": "top-k",
     "12.overlap.above": (
         "The target has {layers} layers; the draft has some of the same ones. Blue is kept, dotted is rejected, orange "
         "is where a rejected guess goes."
     ),
-    "12.overlap.rest": "all others",
     "12.speedup.rate": "guesses kept",
     "12.speedup.count": "guesses a pass",
     "12.speedup.cost": "price of a guess, steps",

@@ -1,0 +1,71 @@
+"""Widgets of chapter 12: p against q for drafts of different depth, and when guessing pays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from minipaged.plots.base import Picture
+from minipaged.plots.ch12 import overlap, speedup
+from minipaged.sampling import SamplingParams
+from minipaged.speculative import probabilities
+from minipaged.widgets.base import Panel, widgets
+from minipaged.widgets.words import say
+
+MOST = 6  # tokens that top-k leaves at most: with all of both drawn, the coloured parts are exact
+
+
+def target_and_draft(
+    target: torch.Tensor, drafts: Mapping[int, torch.Tensor], names: Mapping[int, str], num_layers: int
+) -> Panel:
+    """Layers of the draft, temperature and top-k over the bars of p and q.
+
+    Args:
+        target: logits [vocab] of the model.
+        drafts: number of layers -> logits [vocab] of the draft with that many.
+        names: what to write under a token's bar; a token without a name shows its id.
+        num_layers: of the model.
+    """
+
+    def draw(layers: int, temperature: float, top_k: int) -> Picture:
+        params = SamplingParams(temperature=temperature, top_k=top_k)
+        p, q = probabilities(target, params), probabilities(drafts[layers], params)
+        shown = (p + q).nonzero().flatten().tolist()
+        shown.sort(key=lambda token: (-float(p[token]), -float(q[token])))
+        return overlap([names.get(i, str(i)) for i in shown], p[shown].tolist(), q[shown].tolist())
+
+    controls = {
+        "layers": widgets.SelectionSlider(
+            options=list(drafts), value=list(drafts)[-1], description=say("12.overlap.layers"), continuous_update=False
+        ),
+        "temperature": widgets.FloatSlider(
+            1.0, min=0.2, max=2.0, step=0.1, description=say("12.overlap.temperature"), continuous_update=False
+        ),
+        "top_k": widgets.IntSlider(MOST, 1, MOST, 1, description=say("12.overlap.top_k"), continuous_update=False),
+    }
+    return Panel(draw, controls, above=say("12.overlap.above", layers=num_layers))
+
+
+def pays_or_not(slope: float = 0.02) -> Panel:
+    """Quality, draft length and price of a guess over the expected speed-up.
+
+    Args:
+        slope: what each more token in the target's pass costs at first, in single steps.
+    """
+
+    def draw(rate: float, count: int, cost: float, slope: float) -> Picture:
+        return speedup(rate, count, cost, slope=slope)
+
+    def slider(name: str, value: float, high: float, step: float) -> Any:
+        text = say(f"12.speedup.{name}")
+        return widgets.FloatSlider(value, min=0.0, max=high, step=step, description=text, continuous_update=False)
+
+    controls = {
+        "rate": slider("rate", 0.7, 1.0, 0.05),
+        "count": widgets.IntSlider(4, 0, 10, 1, description=say("12.speedup.count"), continuous_update=False),
+        "cost": slider("cost", 0.1, 1.0, 0.05),
+        "slope": slider("slope", slope, 1.0, 0.02),
+    }
+    return Panel(draw, controls, above=say("12.speedup.above"))
