@@ -11,6 +11,7 @@ One module per idea, in the order of the chapters. Read them top to bottom:
     triton_kernels                   the same, as GPU kernels               chapter 9
     scheduler, engine                many requests in one budget            chapter 10
     sharing, beam_search             blocks that several sequences name     chapter 11
+    speculative                      guesses, verified in one pass          chapter 12
 
 Names are handed out when first used, so that `import minipaged.kv_size` does not wait for torch.
 """
