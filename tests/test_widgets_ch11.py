@@ -11,11 +11,12 @@ from minipaged.widgets.ch11 import POOL, fork_write_free, samples, step_through_
 
 def test_nineteen_tokens_share_two_blocks_until_somebody_writes():
     panel = fork_write_free()
-    assert "2 blocks of 32 are in use, 2 of them shared, after 0 copies: 50 % less" in panel.sentence
+    assert "2 blocks of 32 are in use, 2 of them shared: 50 % less" in panel.sentence
     panel.controls["written"].value = 1
-    assert "3 blocks of 32 are in use, 1 of them shared, after 1 copies: 25 % less" in panel.sentence
+    assert "3 blocks of 32 are in use, 1 of them shared: 25 % less" in panel.sentence
+    assert "Copies made: 1." in panel.sentence
     panel.controls["prompt"].value = 16  # the last block is full: nothing is copied
-    assert "after 0 copies" in panel.sentence and "1 of them shared" in panel.sentence
+    assert "Copies made: 0." in panel.sentence and "1 of them shared" in panel.sentence
     panel.controls["n"].value, panel.controls["ended"].value = 6, 5
     assert "1 sequences name 2 blocks" in panel.sentence and "0 of them shared" in panel.sentence
 
