@@ -306,10 +306,15 @@ class LLM:
 
         return pieces()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget which tokens the free blocks hold: what comes next is computed anew. Running streams go on."""
+    def reset_prefix_cache(self) -> bool:
+        """Find no earlier request's blocks again: what comes next is computed anew.
+
+        Returns:
+            True. Running streams keep their blocks and go on, so nothing stands in the way.
+        """
         self._whole_again()
         self.manager.reset_prefix_cache()
+        return True
 
     def _pieces(self, one: _Sample) -> Iterator[str]:
         text, shown = TextStream(self.tokenizer), one.seq.prompt_len
