@@ -79,7 +79,7 @@ def rounds(rows: Sequence[Round], names: dict[int, str] | None = None) -> Pictur
                 place = {"ha": "center", "va": "center", "fontsize": 8}
                 text = names.get(token, str(token))
                 if kind == "own" and x < len(each.drafted):  # the guess that it replaces
-                    text += say("12.rounds.instead", guess=names.get(each.drafted[x], str(each.drafted[x])))
+                    text += say("12.rounds.instead", guess=names.get(each.drafted[x], str(each.drafted[x])).strip())
                 ax.text(x + 0.47, y + 0.5, text, color=tone, bbox=box, **place)
     for kind, (face, hatch) in _KINDS.items():
         look = {"facecolors": COLOURS[face], "edgecolors": "black", "linewidths": 0.6, "hatch": hatch or None}

@@ -795,12 +795,17 @@ WORDS: dict[str, str] = {
         "a request gave way; a step has up to {tokens:,} tokens and takes up to {slowest:.2f} {unit}."
     ),
     # 11 sharing
+    "11.pool.title.1": "1 sequence: {blocks} blocks in use, none of them shared",
     "11.pool.title": "{n} sequences: {blocks} blocks in use instead of {alone}; {shared} of them shared",
     "11.pool.own": "one owner",
     "11.pool.shared": "shared, with its count",
     "11.pool.reserved": "empty slot of a last block",
     "11.pool.free": "free block",
     "11.pool.copied": "copied in this step",
+    "11.pool.sentence.1": (
+        "1 sequence names {alone} blocks in its table; {blocks} blocks of {pool} are in use, {shared} of them shared. "
+        "Copies made: {copies}."
+    ),
     "11.pool.sentence": (
         "{n} sequences name {alone} blocks in their tables; {blocks} blocks of {pool} are in use, {shared} of them "
         "shared: {percent:.0f} % less than without sharing. Copies made: {copies}."
@@ -821,22 +826,29 @@ WORDS: dict[str, str] = {
     ),
     "11.saved.paper": "paper, figure 15",
     "11.saved.ours": "here, whole blocks",
-    "11.saved.tokens": "here, counting tokens",
+    "11.saved.tokens": "counting tokens, from the means",
     "11.saved.drawn": "here, beams drawn at random",
     "11.saved.sampling": "n samples of one prompt",
+    "11.saved.sampling.title": "samples: {low:.0f} to {high:.0f} % saved",
     "11.saved.sampling.tick": "n = {n}",
     "11.saved.beams": "beam search",
+    "11.saved.beams.title": "beams: {low:.0f} to {high:.0f} % saved",
     "11.saved.beams.tick": "k = {n}",
     "11.saved.axis": "memory saved, %",
     "11.saved.each": "{what}, {name}: {values}",
     "11.saved.sentence": "Memory saved in per cent, for {counts}. {each}.",
     "11.prefill.found": "found in the pool",
     "11.prefill.computed": "computed",
-    "11.prefill.axis": "prompt tokens, in the order of arrival",
+    "11.prefill.axis": "prompt tokens",
+    "11.prefill.who": "request, in order of arrival",
     "11.prefill.title": "{percent:.0f} % of the prompt tokens need no computing",
     "11.prefill.sentence": (
         "{n} requests have {total:,} prompt tokens; {found:,} of them ({percent:.0f} %) were found in the pool and "
         "{computed:,} were computed."
+    ),
+    "11.next.title": (
+        "Prefix caching: {steps_from} → {steps} steps, {tokens_from:,} → {tokens:,} tokens, "
+        "{running_from:.1f} → {running:.1f} requests at once"
     ),
     "11.next.1": "steps",
     "11.next.2": "tokens computed",
@@ -845,8 +857,12 @@ WORDS: dict[str, str] = {
     "11.next.sentence": "The same requests and the same tokens, one idea more in each row. {each}.",
     "11.kept.title": "A block that nobody uses keeps its content until its turn comes to be handed out",
     "11.kept.queue": "next to go: {queue}",
+    "11.kept.part": "{n} of {size} slots",
+    "11.kept.found": "found",
+    "11.kept.computed": "computed",
+    "11.kept.again": "; found {found}, computed {computed}",
     "11.kept.none": "nothing",
-    "11.kept.each": "{label}: {used} blocks in use, kept {kept}; the queue of free blocks is {queue}.",
+    "11.kept.each": "{label}: {used} blocks in use{again}, kept {kept}; the queue of free blocks is {queue}.",
     # 13 from minipaged to vLLM
     "13.map.ours": "minipaged (chapter, module, symbol)",
     "13.map.theirs": "vLLM {version} (symbol, file below vllm/)",
@@ -934,7 +950,7 @@ WORDS: dict[str, str] = {
     ),
     "12.crowd.axis": "sequences that share the pass",
     "12.crowd.unit": "times as long",
-    "12.crowd.title": "The more sequences share a pass, the more {k} tokens each cost",
+    "12.crowd.title": "{k} tokens each cost {low:.1f} steps for {few} sequence, {high:.1f} for {many}",
     "12.crowd.sentence": (
         "With {few} sequence, a pass with {k} tokens each takes {low:.1f} times as long as with one token each; with "
         "{many} sequences {high:.1f} times."
@@ -944,7 +960,7 @@ WORDS: dict[str, str] = {
     "12.rounds.kept": "guess, kept",
     "12.rounds.own": "the target's own token",
     "12.rounds.lost": "behind a rejection: thrown away",
-    "12.rounds.instead": "\n(not{guess})",
+    "12.rounds.instead": "\n(not {guess})",
     "12.rounds.title": "{tokens} tokens from {n} passes: {each:.1f} a pass",
     "12.rounds.sentence": (
         "{n} passes write {tokens} tokens, {each:.1f} a pass: {kept} of {drafted} guesses are kept, and each pass adds "

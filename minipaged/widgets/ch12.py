@@ -36,9 +36,11 @@ def target_and_draft(
         shown.sort(key=lambda token: (-float(p[token]), -float(q[token])))
         return overlap([names.get(i, str(i)) for i in shown], p[shown].tolist(), q[shown].tolist())
 
+    depths = list(drafts)
+    middle = depths[len(depths) // 2]
     controls = {
         "layers": widgets.SelectionSlider(
-            options=list(drafts), value=list(drafts)[-1], description=say("12.overlap.layers"), continuous_update=False
+            options=depths, value=middle, description=say("12.overlap.layers"), continuous_update=False
         ),
         "temperature": widgets.FloatSlider(
             1.0, min=0.2, max=2.0, step=0.1, description=say("12.overlap.temperature"), continuous_update=False
