@@ -61,7 +61,7 @@ COURSE = (  # the index is the chapter's number; a need that follows from anothe
     Chapter("10_continuous_batching", (8,), 85, 60),
     Chapter("11_sharing", (10,), 95, 40),
     Chapter("12_speculative_decoding", (10,), 75, 40),
-    Chapter("13_from_minipaged_to_vllm", (9, 11, 12), written=False),
+    Chapter("13_from_minipaged_to_vllm", (9, 11, 12)),
 )
 _PARTS = ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12, 13))  # the rows of the map
 
