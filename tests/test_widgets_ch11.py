@@ -18,7 +18,24 @@ def test_nineteen_tokens_share_two_blocks_until_somebody_writes():
     panel.controls["prompt"].value = 16  # the last block is full: nothing is copied
     assert "Copies made: 0." in panel.sentence and "1 of them shared" in panel.sentence
     panel.controls["n"].value, panel.controls["ended"].value = 6, 5
-    assert "1 sequences name 2 blocks" in panel.sentence and "0 of them shared" in panel.sentence
+    assert "1 sequence names 2 blocks" in panel.sentence and "0 of them shared" in panel.sentence
+
+
+def test_of_the_samples_that_the_widget_has_one_always_goes_on():
+    panel = fork_write_free()
+    assert panel.controls["ended"].max == 1
+    panel.controls["n"].value = 4
+    panel.controls["ended"].value = 3
+    panel.controls["n"].value = 2
+    assert panel.controls["ended"].value == 1 and "1 sequence names" in panel.sentence
+    panel.controls["n"].value = 1
+    assert panel.controls["ended"].value == 0 and "1 sequence names" in panel.sentence
+
+
+def test_the_free_slot_of_a_shared_block_has_nobodys_colour():
+    both = {0: ([7, 1], 7), 1: ([7, 1], 7)}
+    assert [run.owner for run in plots._block_runs(both, 1, [0, 1], 0, 4)] == [0, None]
+    assert [run.owner for run in plots._block_runs({0: ([7, 1], 7)}, 1, [0], 0, 4)] == [0, 0]
 
 
 @pytest.mark.parametrize("prompt", [1, 15, 16, 17, 48])
@@ -80,5 +97,10 @@ def test_the_pictures_say_their_numbers():
     assert "96 of them (44 %) were found" in prefill.sentence and prefill.data["computed"] == 124
     rows = plots.next_row([("continuous + paged", 80, 2000, 5.0), ("+ prefix caching", 60, 900, 7.25)])
     assert "+ prefix caching: 60 steps, 900 tokens computed, 7.2 requests running" in rows.sentence
+    assert rows.figure.get_suptitle() == (
+        "Prefix caching: 80 → 60 steps, 2,000 → 900 tokens, 5.0 → 7.2 requests at once"
+    )
     kept = plots.kept_blocks([plots.Kept("A ends", {}, {0: (0, 0), 1: (0, 1)}, [2, 1, 0])], 3)
     assert kept.sentence == "A ends: 0 blocks in use, kept A0, A1; the queue of free blocks is [2, 1, 0]."
+    again = plots.Kept("A again", {0: (0, 0), 1: (0, 1)}, {}, [2], {1: 1}, {0})
+    assert "2 blocks in use; found A0, computed A1, kept nothing" in plots.kept_blocks([again], 3).sentence

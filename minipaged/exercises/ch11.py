@@ -240,6 +240,13 @@ def _lookup_cases() -> list[tuple[str, list[int], dict[Hashable, Entry], int, Ha
             2,
             only_tokens,
         ),
+        (
+            "a hole in the middle",
+            [1, 2, 7, 7, 3, 4, 9],
+            remember([[1, 2, 3, 4]], 2, only_tokens),
+            2,
+            only_tokens,
+        ),
         ("blocks of 1", [8, 8, 8], remember([[8, 8, 8, 8]], 1, chained), 1, chained),
         ("nothing but one token", [8], remember([[8, 8]], 1, chained), 1, chained),
     ]
@@ -256,6 +263,7 @@ _WHY_LOOKUP = {
     "a hash that always says 0": "the key is the same and the tokens are not: compare them",
     "a hash that forgets the parent": "key and tokens are equal, but it was computed behind another block: compare "
     "what came before too",
+    "a hole in the middle": "stop at the first block that is not found: what comes behind a hole has another beginning",
     "blocks of 1": "blocks of 1 work like all others",
     "nothing but one token": "one token must be computed, and there is only one",
 }

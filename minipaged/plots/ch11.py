@@ -6,7 +6,7 @@ nobody owns any more but that can still be found has a pale fill and a dashed fr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minipaged.plots.base import COLOURS, Picture, colour, new_figure, picture
@@ -58,8 +58,9 @@ def _block_runs(
     elif used:
         name = letter(who[0]) if label else ""
         runs.append(Run(start, used, "copy" if copied else "used", who[0], name))  # type: ignore[arg-type]
-    if used < block_size:
-        runs.append(Run(start + used, block_size - used, "reserved", who[0]))  # type: ignore[arg-type]
+    if used < block_size:  # nobody's colour while the block is shared: whoever writes here copies first
+        whose = who[0] if len(who) == 1 else None
+        runs.append(Run(start + used, block_size - used, "reserved", whose))  # type: ignore[arg-type]
     return runs
 
 
@@ -107,9 +108,10 @@ def shared_pool(
     words = {"n": len(tables), "blocks": len(who), "alone": alone, "shared": shared, "pool": num_blocks}
     words |= {"copies": len(copies) if total_copies is None else total_copies}
     words["percent"] = 100 * (1 - len(who) / alone) if alone else 0.0
-    ax.set_title(say("11.pool.title", **words))
+    one = ".1" if len(tables) == 1 else ""
+    ax.set_title(say(f"11.pool.title{one}", **words))
     _pool_legend(ax)
-    return Picture(fig, say("11.pool.sentence", **words), data=words)
+    return Picture(fig, say(f"11.pool.sentence{one}", **words), data=words)
 
 
 def _pool_legend(ax: Any) -> None:
@@ -293,7 +295,7 @@ def saved_beside_paper(
         sampling, beams: {"paper" | "ours" | "tokens" | "drawn": per cent for each of counts}.
     """
     looks = {"paper": ("grey", ""), "ours": ("blue", "//"), "tokens": ("orange", ".."), "drawn": ("sky", "\\\\")}
-    fig, axes = new_figure(7.8, 3.0, ncols=2)
+    fig, axes = new_figure(7.8, 3.2, ncols=2, sharey=True)
     for ax, values, what in zip(axes, (sampling, beams), ("sampling", "beams"), strict=True):
         wide = 0.8 / len(values)
         for i, (name, percents) in enumerate(values.items()):
@@ -304,11 +306,11 @@ def saved_beside_paper(
             for x, percent in zip(at, percents, strict=True):
                 ax.text(x, percent, f"{percent:.1f}", ha="center", va="bottom", fontsize=7)
         ax.set_xticks(range(len(counts)), [say(f"11.saved.{what}.tick", n=n) for n in counts])
-        ax.set_title(say(f"11.saved.{what}"), fontsize=10)
-        ax.set_ylim(0, max(max(percents) for percents in values.values()) * 1.16)
+        told = [percent for name, percents in values.items() if name != "tokens" for percent in percents]
+        ax.set_title(say(f"11.saved.{what}.title", low=min(told), high=max(told)), fontsize=10)
         ax.legend(fontsize=8, loc="upper left")
-    axes[0].set_ylim(0, max(max(percents) for percents in sampling.values()) * 1.5)
-    axes[1].set_ylim(0, max(max(percents) for percents in beams.values()) * 1.4)
+    axes[0].set_ylim(0, 90)  # one scale for both, and room for the legends
+    axes[0].set_yticks(range(0, 81, 20))
     axes[0].set_ylabel(say("11.saved.axis"))
     each = "; ".join(
         say("11.saved.each", what=say(f"11.saved.{what}"), name=say(f"11.saved.{name}"), values=_listed(percents))
@@ -338,10 +340,14 @@ def prefill(names: Sequence[str], computed: Sequence[int], found: Sequence[int])
     ax.set_yticks(list(rows), list(names), fontsize=8)
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.set_xlabel(say("11.prefill.axis"))
+    ax.set_ylabel(say("11.prefill.who"))
     longest = max(f + c for f, c in zip(found, computed, strict=True))
     ax.set_xlim(0, longest * 1.08)
     for row, (f, c) in enumerate(zip(found, computed, strict=True)):
         ax.text(f + c, row, f" {c}", va="center", fontsize=8)
+        if f:
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+            ax.text(f / 2, row, str(f), ha="center", va="center", fontsize=8, bbox=box)
     ax.figure.legend(loc="outside lower center", ncol=2, fontsize=8)
     total = sum(found) + sum(computed)
     words = {"n": len(names), "total": total, "computed": sum(computed), "found": sum(found)}
@@ -352,8 +358,11 @@ def prefill(names: Sequence[str], computed: Sequence[int], found: Sequence[int])
 
 @picture
 def next_row(rows: Sequence[tuple[str, int, int, float]]) -> Picture:
-    """Chapter 10's ablation with one row more: (name, steps, tokens computed, requests running on average)."""
-    fig, axes = new_figure(7.8, 2.5, ncols=3, sharey=True)
+    """Chapter 10's ablation with one row more: (name, steps, tokens computed, requests running on average).
+
+    The title compares the last row, with prefix caching, with the one before.
+    """
+    fig, axes = new_figure(7.8, 2.8, ncols=3, sharey=True)
     fills, hatches = ("grey", "sky", "blue", "green"), ("..", "//", "", "xx")
     for column, ax in enumerate(axes, 1):
         values = [row[column] for row in rows]
@@ -368,6 +377,10 @@ def next_row(rows: Sequence[tuple[str, int, int, float]]) -> Picture:
         ax.set_xticks([])
         ax.set_ylim(len(rows) - 0.4, -0.6)
     axes[0].set_yticks(range(len(rows)), [row[0].replace(" + ", "\n+ ") for row in rows], fontsize=8)
+    (_, steps_from, tokens_from, running_from), (_, steps, tokens, running) = rows[-2:]
+    words = {"steps_from": steps_from, "tokens_from": tokens_from, "running_from": running_from}
+    title = say("11.next.title", steps=steps, tokens=tokens, running=running, **words)
+    fig.suptitle(title, fontsize=10.5, weight="bold", x=0.01, ha="left")
     each = "; ".join(say("11.next.each", name=n, steps=s, tokens=t, running=r) for n, s, t, r in rows)
     return Picture(fig, say("11.next.sentence", each=each), data=list(rows))
 
@@ -376,16 +389,26 @@ def next_row(rows: Sequence[tuple[str, int, int, float]]) -> Picture:
 
 
 class Kept(NamedTuple):
-    """One moment of a small pool: {block: (owner, logical number)} in use, kept after use, and who goes next."""
+    """One moment of a small pool.
+
+    Attributes:
+        label: what has happened.
+        used, kept: {block: (owner, logical number)} in use, and kept after use.
+        queue: the free blocks, the next to be handed out first.
+        filled: {block: tokens} of blocks in use that may be part filled; all others are full.
+        found: blocks in use that were found and not computed.
+    """
 
     label: str
     used: Mapping[int, tuple[int, int]]
     kept: Mapping[int, tuple[int, int]]
     queue: Sequence[int]
+    filled: Mapping[int, int] = {}
+    found: Collection[int] = ()
 
 
 @picture
-def kept_blocks(shots: Sequence[Kept], num_blocks: int) -> Picture:
+def kept_blocks(shots: Sequence[Kept], num_blocks: int, block_size: int = 4) -> Picture:
     """Blocks in use, blocks kept after use, empty ones; and the queue in which the free ones are handed out."""
     from matplotlib.patches import Rectangle
 
@@ -395,18 +418,19 @@ def kept_blocks(shots: Sequence[Kept], num_blocks: int) -> Picture:
         ax.text(0, row * 1.45 + 0.5, shot.label, ha="left", va="center", fontsize=9)
         for block in range(num_blocks):
             x, y = left + block * wide, row * 1.45
-            owner, logical = shot.used.get(block) or shot.kept.get(block) or (None, 0)
+            owner, _ = shot.used.get(block) or shot.kept.get(block) or (None, 0)
             look: dict[str, Any] = {"facecolor": "white", "edgecolor": "#c4c4c4", "linewidth": 1.0}
-            if block in shot.used:
+            slots = shot.filled.get(block, block_size)
+            if block in shot.used and slots < block_size:
+                look = {"facecolor": "white", "edgecolor": colour(owner), "hatch": "////", "linewidth": 1.3}
+            elif block in shot.used:
                 look = {"facecolor": colour(owner), "edgecolor": "#222222", "linewidth": 1.3}
             elif owner is not None:
                 look |= {"facecolor": (*_rgb(colour(owner)), 0.18), "edgecolor": colour(owner), "linestyle": "--"}
             ax.add_patch(Rectangle((x + 0.03, y), wide - 0.06, 1, **look))
             ax.text(x + 0.06, y - 0.05, str(block), fontsize=7, color=_INK, va="bottom")
             if owner is not None:
-                dark = block in shot.used and colour(owner) in (COLOURS["blue"], COLOURS["green"], COLOURS["red"])
-                name = f"{letter(owner)}{logical}"
-                ax.text(x + wide / 2, y + 0.5, name, ha="center", va="center", color="white" if dark else "black")
+                _kept_label(ax, shot, block, (x, y), slots, block_size)
         told = say("11.kept.queue", queue=" ".join(map(str, shot.queue)) or "-")
         ax.text(left + num_blocks * wide + 0.2, row * 1.45 + 0.5, told, va="center", fontsize=8, color=_INK)
     ax.set_xlim(0, left + num_blocks * wide + 3.6)
@@ -417,10 +441,37 @@ def kept_blocks(shots: Sequence[Kept], num_blocks: int) -> Picture:
     return Picture(fig, each, data=list(shots))
 
 
+def _kept_label(ax: Any, shot: Kept, block: int, corner: tuple[float, float], slots: int, size: int) -> None:
+    """Whose block it is; below, how far it is filled, or where its K and V came from."""
+    x, y = corner[0] + 0.5, corner[1]
+    owner, logical = shot.used.get(block) or shot.kept[block]
+    full = block in shot.used and slots == size
+    ink = "white" if full and colour(owner) in (COLOURS["blue"], COLOURS["green"], COLOURS["red"]) else "black"
+    told = ""
+    if shot.found and block in shot.used:
+        told = say("11.kept.found" if block in shot.found else "11.kept.computed")
+    elif block in shot.used and not full:
+        told = say("11.kept.part", n=slots, size=size)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if block in shot.used and not full else None
+    at = {"ha": "center", "va": "center", "color": ink, "bbox": box}
+    ax.text(x, y + (0.33 if told else 0.5), f"{letter(owner)}{logical}", **at)
+    if told:
+        ax.text(x, y + 0.74, told, fontsize=6.5, weight="bold" if block in shot.found else "normal", **at)
+
+
 def _kept_sentence(shot: Kept) -> str:
-    named = [f"{letter(owner)}{logical}" for owner, logical in shot.kept.values()]
-    kept = ", ".join(named) or say("11.kept.none")
-    return say("11.kept.each", label=shot.label, used=len(shot.used), kept=kept, queue=list(shot.queue))
+    kept = _names(shot.kept) or say("11.kept.none")
+    again = ""
+    if shot.found:
+        found = {block: name for block, name in shot.used.items() if block in shot.found}
+        computed = {block: name for block, name in shot.used.items() if block not in shot.found}
+        again = say("11.kept.again", found=_names(found), computed=_names(computed))
+    values = {"label": shot.label, "used": len(shot.used), "again": again, "kept": kept, "queue": list(shot.queue)}
+    return say("11.kept.each", **values)
+
+
+def _names(blocks: Mapping[int, tuple[int, int]]) -> str:
+    return ", ".join(f"{letter(owner)}{logical}" for owner, logical in blocks.values())
 
 
 def _rgb(name: str) -> tuple[float, float, float]:

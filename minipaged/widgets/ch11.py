@@ -54,8 +54,13 @@ def fork_write_free(prompt: int = 19, n: int = 2, written: int = 0) -> Panel:
         "prompt": slider("prompt", prompt, 1, 48),
         "n": slider("n", n, 1, 6),
         "written": slider("written", written, 0, 32),
-        "ended": slider("ended", 0, 0, 5),
+        "ended": slider("ended", 0, 0, n - 1),
     }
+
+    def at_least_one_goes_on(change: Any) -> None:
+        controls["ended"].max = change["new"] - 1
+
+    controls["n"].observe(at_least_one_goes_on, names="value")
     return Panel(draw, controls, above=say("11.fork.above"))
 
 

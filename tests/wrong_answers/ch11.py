@@ -105,6 +105,7 @@ WRONG = {
         (_finds(before=False), "compare what came before too"),
         (_finds(cap=False), "no token left to compute"),
         (_finds(go_on=True, before=False), "ends at the first block that is missing"),
+        (_finds(go_on=True), "what comes behind a hole has another beginning"),
         (lambda p, s, b, h: find_cached(p, s, b, h)[::-1], "You use blocks [1, 0]"),
     ],
 }
