@@ -32,6 +32,10 @@ class VocabularyMismatchError(InvalidInputError):
     """Draft and target number their tokens differently, so p and q cannot be compared."""
 
 
+class InterruptedTextError(MinipagedError):
+    """Another call was cut off half-way (Ctrl-C, say) while this text was written; the engine has started empty."""
+
+
 class DraftError(MinipagedError):
     """A draft proposed what it cannot have drawn from the distribution it reports."""
 
@@ -417,9 +421,10 @@ def speculative_generate(
     ids = llm._prompt_ids(prompt, 0)
     (params,) = llm._params(sampling_params, 1)
     llm._whole_again()
-    texts = [_Text(llm, draft, ids, params, index, num_draft_tokens) for index in range(params.n)]
-    for text in texts:
-        text.write()
+    texts: list[_Text] = []
+    for index in range(params.n):
+        texts.append(_Text(llm, draft, ids, params, index, num_draft_tokens))
+        texts[-1].write()
     given = prompt if isinstance(prompt, str) else prompt.get("prompt")
     stats = AcceptanceStats([r for text in texts for r in text.rounds])
     outputs = [text.output() for text in texts]
@@ -431,7 +436,7 @@ class _Text:
 
     def __init__(self, llm: LLM, draft: Draft, ids: list[int], params: SamplingParams, index: int, most: int) -> None:
         self.llm, self.draft, self.params, self.index, self.most = llm, draft, params, index, most
-        self.seq_id = next(llm._numbers)
+        self.manager, self.seq_id, self.holds_blocks = llm.manager, next(llm._numbers), False
         self.ids, self.prompt_len, self.max_len = list(ids), len(ids), llm._max_len(ids, params)
         self.generator = llm._generator(params, self.seq_id, index)
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else llm._eos)
@@ -442,21 +447,37 @@ class _Text:
 
     def write(self) -> None:
         """Round after round until the text ends. Whatever happens, target and draft hold no block afterwards."""
-        manager = self.llm.manager
-        alone = not manager.seq_ids  # then nobody needs the watermark
+        alone = not self.manager.seq_ids  # then nobody needs the watermark
         self._refuse_unless_it_fits(watermark=not alone)
         self.draft.reset()
         try:
-            with self.llm._changing():  # Ctrl-C or an error half-way: the engine starts empty, as in its own steps
-                self.num_computed = self.num_cached = manager.allocate(self.seq_id, self.ids, watermark=not alone)
+            try:
+                with self.llm._changing():  # Ctrl-C half-way: the engine starts empty, as in its own steps
+                    self.num_cached = self.manager.allocate(self.seq_id, self.ids, watermark=not alone)
+                    self.num_computed, self.holds_blocks = self.num_cached, True
                 while self.finish_reason is None:
                     self.round()
-                manager.free(self.seq_id)
-        finally:
-            self.draft.reset()
+            finally:
+                self.close()
+        except BaseException:
+            self.close()  # again: Ctrl-C can come between the first `finally` and what it does
+            raise
+
+    def close(self) -> None:
+        """Give every block back; nothing to do when the engine has started empty again. Twice does no harm."""
+        self.llm._whole_again()
+        if self.holds_blocks and self.llm.manager is self.manager:
+            with self.llm._changing():
+                self.manager.free(self.seq_id)
+                self.holds_blocks = False
+        self.draft.reset()
+
+    def _still_there(self) -> None:
+        if self.llm.manager is not self.manager:
+            raise InterruptedTextError("another call was interrupted while this text was written; start it again")
 
     def _refuse_unless_it_fits(self, watermark: bool) -> None:
-        manager = self.llm.manager
+        manager = self.manager
         if manager.can_allocate(self.ids, watermark=watermark) is not AllocStatus.OK:
             raise OutOfBlocksError(
                 f"a prompt of {len(self.ids)} tokens needs {blocks_needed(len(self.ids), manager.block_size)} blocks, "
@@ -480,7 +501,8 @@ class _Text:
 
     def _drafts_that_fit(self) -> int:
         """How many tokens may be drafted: the pass itself writes one more. -1: the last token finds no slot."""
-        manager = self.llm.manager
+        self._still_there()
+        manager = self.manager
         held = manager.num_tokens(self.seq_id)
         for count in range(min(self.most, self.max_len - len(self.ids) - 1), -1, -1):
             new = len(self.ids) + count - held
@@ -508,10 +530,13 @@ class _Text:
 
         The last token of the text and the drafted ones stand in one packed row; a long prompt comes in chunks before.
         """
-        manager, runner = self.llm.manager, self.llm.runner
+        self._still_there()  # a draft may have used the engine
+        manager, runner = self.manager, self.llm.runner
         missing = len(self.ids) + len(drafted) - manager.num_tokens(self.seq_id)
         if missing:
-            runner.cache.copy_blocks(manager.append_slots(self.seq_id, missing))
+            with self.llm._changing():
+                copies = manager.append_slots(self.seq_id, missing)
+            runner.cache.copy_blocks(copies)
         new, chunk = self.ids[self.num_computed :], self.llm.scheduler.max_num_batched_tokens
         while len(new) > chunk:
             _run(runner, manager, self.seq_id, new[:chunk], self.num_computed, 1)
@@ -538,8 +563,9 @@ class _Text:
 
     def _roll_back(self) -> None:
         """Give back the slots of rejected drafts, here and in the draft's own cache."""
-        self.llm.manager.truncate(self.seq_id, self.num_computed)
-        self.llm.manager.mark_computed(self.seq_id, self.num_computed, self.ids)  # rejected tokens never get there
+        with self.llm._changing():
+            self.manager.truncate(self.seq_id, self.num_computed)
+            self.manager.mark_computed(self.seq_id, self.num_computed, self.ids)  # rejected tokens never get there
         self.draft.rollback(self.num_computed)
 
     def output(self) -> CompletionOutput:
@@ -594,20 +620,36 @@ def _check_draft(llm: LLM, draft: Any) -> None:
 
 def _check_proposal(proposal: Any, most: int, vocab_size: int) -> None:
     """What the proof needs: each drafted token can have come from the distribution that is reported for it."""
-    if not isinstance(proposal, Proposal) or len(proposal.token_ids) > most:
+    drafted = getattr(proposal, "token_ids", None)
+    if not isinstance(proposal, Proposal) or not isinstance(drafted, Sequence) or len(drafted) > most:
         raise DraftError(f"propose returned {proposal!r:.80}; return a Proposal of at most {most} tokens")
-    wrong = [t for t in proposal.token_ids if not (isinstance(t, int) and 0 <= t < vocab_size)]
+    wrong = [t for t in drafted if isinstance(t, bool) or not (isinstance(t, int) and 0 <= t < vocab_size)]
     if wrong:
         raise DraftError(f"the draft proposed {wrong[0]!r}; token ids are ints from 0 to {vocab_size - 1}")
-    if proposal.probs is None:
-        return
-    count = len(proposal.token_ids)
-    if tuple(proposal.probs.shape) != (count, vocab_size):
-        raise DraftError(
-            f"the draft's probabilities have shape {list(proposal.probs.shape)}, not {[count, vocab_size]}"
+    if proposal.probs is not None:
+        _check_probs(proposal.probs, list(drafted), vocab_size)
+
+
+def _check_probs(probs: Any, drafted: list[int], vocab_size: int) -> None:
+    wanted = [len(drafted), vocab_size]
+    if not isinstance(probs, torch.Tensor) or list(probs.shape) != wanted or not probs.is_floating_point():
+        what = (
+            f"shape {list(probs.shape)} in {probs.dtype}" if isinstance(probs, torch.Tensor) else type(probs).__name__
         )
-    if not bool((proposal.probs[range(count), proposal.token_ids] > 0).all()):
+        raise DraftError(f"the draft's probabilities have {what}, not {wanted} in floating point")
+    if not drafted:
+        return
+    sums, least = probs.sum(dim=-1, dtype=torch.float32), probs.min()  # NaN anywhere shows in the sum
+    if not bool(((sums - 1).abs() < _SUM_ERROR).all()) or least < 0:
+        raise DraftError(
+            f"the draft's probabilities sum to {sums.tolist()}, the smallest is {float(least):.3g}; each row must be a "
+            "distribution: no number below 0, and a sum of 1"
+        )
+    if not bool((probs[range(len(drafted)), drafted] > 0).all()):
         raise DraftError("the draft proposed a token to which it gives probability 0: it cannot have drawn it")
+
+
+_SUM_ERROR = 1e-2  # of a row of probabilities in half precision
 
 
 # ---- what to expect ------------------------------------------------------------------------------------------------
@@ -618,6 +660,8 @@ def expected_tokens(rate: float, num_draft_tokens: int) -> float:
 
     Leviathan et al. 2023, equation 1, which sums it up as (1 - a^(k + 1)) / (1 - a).
     """
+    if not 0 <= rate <= 1:
+        raise InvalidInputError(f"rate is {rate}; it is the probability that a draft is kept, from 0 to 1")
     return sum(rate**place for place in range(num_draft_tokens + 1))
 
 
@@ -630,4 +674,8 @@ def expected_speedup(rate: float, num_draft_tokens: int, draft_cost: float, pass
         draft_cost: time of one drafted token, in plain steps of the target.
         pass_cost: time of the target's pass over k + 1 tokens, in plain steps; 1 where it costs no more.
     """
+    if not (draft_cost >= 0 and pass_cost > 0):
+        raise InvalidInputError(
+            f"draft_cost is {draft_cost}, pass_cost {pass_cost}; a pass takes some time, a draft 0 or more"
+        )
     return expected_tokens(rate, num_draft_tokens) / (pass_cost + num_draft_tokens * draft_cost)

@@ -496,9 +496,21 @@ UNIFORM = torch.full((1, VOCABULARY), 1 / VOCABULARY)
         (Proposal([VOCABULARY]), DraftError, "proposed 97; token ids are ints from 0 to 96"),
         (Proposal([-1]), DraftError, "proposed -1"),
         (Proposal([1.5]), DraftError, "proposed 1.5"),
-        (Proposal([3], UNIFORM[:, :-1]), DraftError, r"shape \[1, 96\], not \[1, 97\]"),
-        (Proposal([3, 4], UNIFORM), DraftError, r"shape \[1, 97\], not \[2, 97\]"),
+        (Proposal([3], UNIFORM[:, :-1]), DraftError, r"shape \[1, 96\].*not \[1, 97\]"),
+        (Proposal([3, 4], UNIFORM), DraftError, r"shape \[1, 97\].*not \[2, 97\]"),
         (Proposal([3], torch.eye(VOCABULARY)[4:5]), DraftError, "probability 0"),
+        (Proposal([3], UNIFORM * 0.02), DraftError, "sum to"),
+        (Proposal([3], UNIFORM * 50), DraftError, "sum to"),
+        (Proposal([3], UNIFORM.where(torch.arange(VOCABULARY) != 7, torch.nan)), DraftError, "sum to"),
+        (
+            Proposal([3], UNIFORM + 0.5 * (torch.eye(VOCABULARY)[5:6] - torch.eye(VOCABULARY)[6:7])),
+            DraftError,
+            "smallest",
+        ),
+        (Proposal([3], (UNIFORM * 0).long()), DraftError, "floating point"),
+        (Proposal([3], [1.0]), DraftError, "have list"),
+        (Proposal([True]), DraftError, "proposed True"),
+        (Proposal(None), DraftError, "propose returned"),
         (RuntimeError("lost"), RuntimeError, "lost"),
         (KeyboardInterrupt(), KeyboardInterrupt, None),
     ],
@@ -552,6 +564,46 @@ def test_a_stream_that_runs_in_the_same_pool_goes_on(model):
     pieces = [next(stream), next(stream)]
     assert speculative_generate(llm, second, None, greedy(14)).outputs[0].token_ids == other
     assert "".join(pieces + list(stream)) == Letters().decode(wanted)
+    assert llm.manager.num_used_blocks == 0
+
+
+class Busy(Random):
+    """Uses the engine that it drafts for, or fails there."""
+
+    def __init__(self, work):
+        self.work = work
+
+    def propose(self, token_ids, num_tokens, params, generator):
+        self.work()
+        return super().propose(token_ids, num_tokens, params, generator)
+
+
+def test_a_draft_that_fails_harms_neither_a_stream_nor_the_prefix_cache(model):
+    class Letters:
+        def decode(self, ids, **_):
+            return "".join(chr(0x100 + i) for i in ids)
+
+    llm = LLM(model, num_blocks=30, block_size=4)
+    llm.tokenizer = Letters()
+    first, second = prompts((9, 20))
+    wanted = plain(llm, first, greedy(10)).token_ids
+    cached = llm.manager.cached_blocks
+    stream = llm.stream(first, greedy(10))
+    pieces = [next(stream)]
+    with pytest.raises(DraftError):
+        speculative_generate(llm, second, Broken(None), greedy(14))
+    assert set(cached) <= set(llm.manager.cached_blocks)
+    assert "".join(pieces + list(stream)) == Letters().decode(wanted)
+
+
+def test_a_draft_may_use_the_engine_between_two_passes(model):
+    llm = LLM(model, num_blocks=30, block_size=4)
+    first, second = prompts((9, 20))
+    wanted, other = (plain(llm, prompt, greedy(12)).token_ids for prompt in (first, second))
+    seen = []
+    draft = Busy(lambda: seen.append(plain(llm, second, greedy(12)).token_ids))
+    assert speculative_generate(llm, first, draft, greedy(12)).outputs[0].token_ids == wanted
+    assert seen and all(tokens == other for tokens in seen)
     assert llm.manager.num_used_blocks == 0
 
 
