@@ -18,7 +18,11 @@ MOST = 6  # tokens that top-k leaves at most: with all of both drawn, the colour
 
 
 def target_and_draft(
-    target: torch.Tensor, drafts: Mapping[int, torch.Tensor], names: Mapping[int, str], num_layers: int
+    target: torch.Tensor,
+    drafts: Mapping[int, torch.Tensor],
+    names: Mapping[int, str],
+    num_layers: int,
+    first: int | None = None,
 ) -> Panel:
     """Layers of the draft, temperature and top-k over the bars of p and q.
 
@@ -27,6 +31,7 @@ def target_and_draft(
         drafts: number of layers -> logits [vocab] of the draft with that many.
         names: what to write under a token's bar; a token without a name shows its id.
         num_layers: of the model.
+        first: number of layers of the draft that is shown first; None for the deepest.
     """
 
     def draw(layers: int, temperature: float, top_k: int) -> Picture:
@@ -37,10 +42,10 @@ def target_and_draft(
         return overlap([names.get(i, str(i)) for i in shown], p[shown].tolist(), q[shown].tolist())
 
     depths = list(drafts)
-    middle = depths[len(depths) // 2]
+    first = depths[-1] if first is None else first
     controls = {
         "layers": widgets.SelectionSlider(
-            options=depths, value=middle, description=say("12.overlap.layers"), continuous_update=False
+            options=depths, value=first, description=say("12.overlap.layers"), continuous_update=False
         ),
         "temperature": widgets.FloatSlider(
             1.0, min=0.2, max=2.0, step=0.1, description=say("12.overlap.temperature"), continuous_update=False
