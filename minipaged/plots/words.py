@@ -906,7 +906,7 @@ WORDS: dict[str, str] = {
         "Prefill and decode in one kernel, an online softmax over the block table, the length split when programs are "
         "few. On many GPUs a FlashAttention or FlashInfer kernel does this work."
     ),
-    "13.part.sample": "Temperature, min-p, top-k, top-p, and a draw by Gumbel noise, for all rows at once.",
+    "13.part.sample": "Temperature, min-p, top-k, top-p, then chapter 1's race (Gumbel noise), for all rows at once.",
     "13.part.draft": (
         "Accept with min(1, p/q), else draw from what is left of p over q. Slots of rejected drafts are written "
         "again; no block is given back."
