@@ -13,10 +13,13 @@ import contextlib
 import itertools
 import operator
 import os
-from collections.abc import Iterator, Mapping
+import sys
+import traceback
+from collections.abc import Generator, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -36,6 +39,10 @@ Prompt = str | dict[str, Any]
 
 class InterruptedStreamError(MinipagedError):
     """Another call was cut off half-way (Ctrl-C, say) while this stream ran, and the engine has started empty again."""
+
+
+class EngineBusyError(MinipagedError):
+    """The engine was called from inside one of its own steps: by a draft, say, or by another thread."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,21 @@ class _Sample:
     @property
     def new_ids(self) -> list[int]:
         return self.seq.token_ids[self.seq.prompt_len :]
+
+
+class _Stream(Iterator[str]):
+    """The pieces of one text, as they are written. Asked for from inside a step, it says so and can go on later."""
+
+    def __init__(self, llm: LLM, pieces: Generator[str]) -> None:
+        self._llm, self._pieces = llm, pieces
+
+    def __next__(self) -> str:
+        self._llm._whole_again()  # out here, because an error in the generator would end it
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End it, and give its blocks back; so does dropping it."""
+        self._pieces.close()
 
 
 class LLM:
@@ -179,6 +201,7 @@ class LLM:
         self.stats: list[StepStats] = []
         self._eos = eos_token_ids(self.model, self.tokenizer)
         self._samples: dict[int, _Sample] = {}
+        self._changer: FrameType | None = None  # the function that is inside `_changing`, or was when Ctrl-C came
         self._numbers = itertools.count()
         self._start_empty()
 
@@ -187,7 +210,7 @@ class LLM:
         for one in self._samples.values():
             if one.seq.status is not SequenceStatus.FINISHED:
                 one.seq.status, one.seq.finish_reason = SequenceStatus.FINISHED, "cancelled"
-        self._samples = {}
+        self._samples, self._dropped = {}, []
         self.manager = BlockManager(
             self.runner.cache.num_blocks,
             self._block_size,
@@ -195,23 +218,43 @@ class LLM:
             enable_prefix_caching=self.enable_prefix_caching,
         )
         self.scheduler = self._make_scheduler(self.manager)
-        self._half_way = False
+        self._changer = None
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """What happens inside must happen as a whole. Ctrl-C can come between any two lines, a queue changed and its
-        blocks not yet: then nobody's numbers can be trusted, and the engine starts empty again."""
-        self._half_way = True
+        blocks not yet: then nobody's numbers can be trusted, and the engine starts empty again.
+
+        Raises:
+            EngineBusyError: somebody is inside already, who can go on as if nothing had been.
+        """
+        self._whole_again()
+        me = self._changer = sys._getframe(2)  # whoever says `with`: 0 is this function, 1 is contextlib's
         try:
             yield
+            self._finish_dropped()
         except BaseException:
-            self._start_empty()
+            if self._changer is me:  # not so when the engine has started empty since then
+                self._start_empty()
             raise
-        self._half_way = False
+        self._changer = None
 
     def _whole_again(self) -> None:
-        if self._half_way:  # a second Ctrl-C came while the first was dealt with
+        """Start empty if a Ctrl-C has left a change half-way; refuse to go on inside a change that is under way."""
+        if self._inside_a_step():
+            raise EngineBusyError(
+                "the engine is in the middle of a step, and serves no other call before its end: call it from outside, "
+                "or use a second LLM for what happens inside"
+            )
+        if self._changer is not None:
             self._start_empty()
+
+    def _inside_a_step(self) -> bool:
+        """Whether somebody is inside `_changing`: one whose function has left every stack was cut off by Ctrl-C."""
+        if self._changer is None:
+            return False
+        stacks = [traceback.walk_stack(newest) for newest in sys._current_frames().values()]  # of each thread
+        return any(frame is self._changer for stack in stacks for frame, _ in stack)
 
     def _host_cache(self, num_blocks: int) -> PagedKVCache | None:
         cache = self.runner.cache
@@ -234,6 +277,7 @@ class LLM:
 
         Raises:
             InvalidInputError: an input that cannot be right, before anything runs; it names the prompt.
+            EngineBusyError: called from inside a step of this engine.
         """
         prompts = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
         ids = [self._prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
@@ -241,11 +285,7 @@ class LLM:
         self._whole_again()
         mine: list[_Sample] = []
         try:
-            with self._changing():
-                self._set_reserve(ids, params)
-                requests = [self._add(tokens, each) for tokens, each in zip(ids, params, strict=True)]
-                mine += itertools.chain.from_iterable(requests)
-            self.stats.clear()
+            requests = self._queue(ids, params, mine)
             self._run(mine, use_tqdm)
         finally:  # Ctrl-C: whatever is unfinished gives its blocks back
             self._forget(mine)
@@ -293,18 +333,14 @@ class LLM:
         ids = [self._prompt_ids(prompt, 0)]
 
         def pieces() -> Iterator[str]:
-            self._whole_again()
             mine: list[_Sample] = []
             try:
-                with self._changing():
-                    self._set_reserve(ids, [params])
-                    mine += self._add(ids[0], params)
-                self.stats.clear()
+                self._queue(ids, [params], mine)
                 yield from self._pieces(mine[0])
             finally:
                 self._forget(mine)
 
-        return pieces()
+        return _Stream(self, pieces())
 
     def reset_prefix_cache(self) -> bool:
         """Find no earlier request's blocks again: what comes next is computed anew.
@@ -387,6 +423,15 @@ class LLM:
     def _max_len(self, ids: list[int], params: SamplingParams) -> int:
         return min(len(ids) + params.max_tokens, self.max_model_len)
 
+    def _queue(self, ids: list[list[int]], params: list[SamplingParams], mine: list[_Sample]) -> list[list[_Sample]]:
+        """Queue requests as a whole; their samples are `mine` from then on. Returns those of each request."""
+        with self._changing():
+            self._set_reserve(ids, params)
+            requests = [self._add(tokens, each) for tokens, each in zip(ids, params, strict=True)]
+            mine += itertools.chain.from_iterable(requests)
+        self.stats.clear()
+        return requests
+
     def _add(self, ids: list[int], params: SamplingParams) -> list[_Sample]:
         """Queue a request: one sequence for each of its n samples, which share the prompt's blocks if they may."""
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -416,7 +461,7 @@ class LLM:
         left = {one.seq.seq_id for one in mine if one.seq.status is not SequenceStatus.FINISHED}
         written = 0
         with tqdm(total=len(mine), disable=not use_tqdm, unit="text", desc="generating") as bar:
-            while left:
+            while left and self.scheduler.unfinished:  # 0 also when the engine has started empty since
                 chosen, finished = self._step()
                 if use_tqdm:
                     written += chosen
@@ -430,7 +475,6 @@ class LLM:
         Returns:
             How many tokens were written, and the numbers of the sequences that ended.
         """
-        self._whole_again()
         with self._changing():
             step = self.scheduler.schedule()
             if self._host is not None:
@@ -507,9 +551,16 @@ class LLM:
     # -- what goes out ---------------------------------------------------------------------------------------------
 
     def _forget(self, mine: list[_Sample]) -> None:
-        self._whole_again()
-        with self._changing():
-            for one in mine:
+        """Nobody wants these any more. Inside a step, where the garbage collector may drop a stream, it comes last."""
+        self._dropped.extend(mine)
+        if not self._inside_a_step():
+            with self._changing():
+                pass
+
+    def _finish_dropped(self) -> None:
+        while self._dropped:  # again: others may be dropped meanwhile
+            dropped, self._dropped = self._dropped, []
+            for one in dropped:
                 if self._samples.pop(one.seq.seq_id, None):
                     self.scheduler.finish(one.seq, "cancelled")
             self.scheduler.ended.clear()

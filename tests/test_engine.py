@@ -8,6 +8,7 @@ import itertools
 import json
 import random
 import sys
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from minipaged.engine import LLM, InterruptedStreamError
+from minipaged.beam_search import beam_search
+from minipaged.engine import LLM, EngineBusyError, InterruptedStreamError
 from minipaged.errors import InvalidInputError, MinipagedError
 from minipaged.sampling import SamplingParams
+from minipaged.speculative import speculative_generate
 from tests.tiny_models import tiny_model
 
 CASES = Path(__file__).parent / "cases"
@@ -373,6 +376,121 @@ def test_a_stream_says_so_when_another_call_was_interrupted(course_model, monkey
     with pytest.raises(InterruptedStreamError, match="start the stream again"):
         list(stream)
     assert issubclass(InterruptedStreamError, MinipagedError)
+
+
+class Letters:
+    """A tokenizer that writes one letter a token."""
+
+    def decode(self, ids, **_):
+        return "".join(chr(33 + i) for i in ids)
+
+
+def writer(model, **options):
+    """An engine that can stream."""
+    llm = LLM(model, **{"num_blocks": 60, "block_size": 4, **options})
+    llm.tokenizer = Letters()
+    return llm
+
+
+def while_running(llm, monkeypatch, call):
+    """Let `call` happen once, in the middle of the next step."""
+    run, calls = llm.runner.run, [call]
+
+    def run_with_a_call(*args):
+        if calls:
+            calls.pop()()
+        return run(*args)
+
+    monkeypatch.setattr(llm.runner, "run", run_with_a_call)
+
+
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("other", ["generate", "stream", "beam search"])
+def test_a_stream_that_is_collected_in_the_middle_of_another_call_s_step_disturbs_nobody(
+    model, monkeypatch, other, thread
+):
+    """The garbage collector runs at any moment, also in another thread."""
+    llm, prompt = writer(model), prompts((6,))[0]
+    call = {
+        "generate": lambda: tokens(llm.generate(prompt, greedy(20), use_tqdm=False)),
+        "stream": lambda: list(llm.stream(prompt, greedy(20))),
+        "beam search": lambda: beam_search(llm, prompt, 3, max_tokens=6, ignore_eos=True).sequences,
+    }[other]
+    wanted = call()
+    kept = llm.stream(prompts((5,))[0], greedy(9))
+    pieces, dropped = [next(kept)], llm.stream(prompts((3,))[0], greedy(40))
+    next(dropped)
+    cycle = [dropped]
+    cycle.append(cycle)
+    del dropped, cycle
+
+    def collect():
+        if not thread:
+            gc.collect()
+            return
+        other_thread = threading.Thread(target=gc.collect)
+        other_thread.start()
+        other_thread.join()
+
+    manager = llm.manager
+    while_running(llm, monkeypatch, collect)
+    assert call() == wanted and llm.manager is manager
+    assert len(llm._samples) <= 1  # the dropped one is forgotten
+    assert len("".join([*pieces, *kept])) == 9
+    assert llm.manager.num_used_blocks == 0 and llm.scheduler.unfinished == 0
+
+
+def test_a_call_from_inside_a_step_is_refused_by_name_and_everything_goes_on(model, monkeypatch):
+    llm, (prompt, second) = writer(model), prompts((6, 4))
+    wanted = tokens(llm.generate(prompt, greedy(9), use_tqdm=False))
+    text = "".join(llm.stream(second, greedy(12)))
+    stream, refused = llm.stream(second, greedy(12)), []
+    pieces = [next(stream)]
+
+    def all_that_can_be_called():
+        for call in (
+            lambda: llm.generate(prompt, greedy(3), use_tqdm=False),
+            lambda: next(stream),
+            lambda: next(llm.stream(prompt, greedy(3))),
+            lambda: beam_search(llm, prompt, 2),
+            lambda: speculative_generate(llm, prompt),
+            llm.reset_prefix_cache,
+        ):
+            with pytest.raises(EngineBusyError, match="the engine is in the middle of a step"):
+                call()
+            refused.append(call)
+
+    while_running(llm, monkeypatch, all_that_can_be_called)
+    assert tokens(llm.generate(prompt, greedy(9), use_tqdm=False)) == wanted and len(refused) == 6
+    assert "".join([*pieces, *stream]) == text
+    assert llm.manager.num_used_blocks == 0 and not llm._samples and not llm._dropped
+
+
+def test_generate_ends_when_the_engine_has_started_empty_between_two_steps(model, monkeypatch):
+    llm = LLM(model, num_blocks=12)
+    step, turns = llm._step, itertools.count()
+
+    def step_and_restart():
+        if next(turns) == 3:
+            llm._start_empty()
+        assert next(turns) < 20, "it goes on for ever"
+        return step()
+
+    monkeypatch.setattr(llm, "_step", step_and_restart)
+    outputs = llm.generate(prompts((6, 4)), greedy(9), use_tqdm=False)
+    assert {o.outputs[0].finish_reason for o in outputs} <= {"length", "cancelled"}
+
+
+def test_the_remains_of_an_interrupted_call_do_no_harm_when_they_are_collected_later(model, monkeypatch):
+    """Ctrl-C between a step and its end: the half-open `with` lives on in the traceback, which a notebook keeps."""
+    llm, prompt = writer(model), prompts((6,))[0]
+    left_open = [llm._changing()]
+    (lambda: left_open[0].__enter__())()  # and never its __exit__
+    stream = llm.stream(prompt, greedy(9))
+    pieces, manager = [next(stream)], llm.manager
+    left_open.clear()
+    gc.collect()
+    assert llm.manager is manager and len("".join([*pieces, *stream])) == 9
 
 
 def test_two_thousand_short_requests_with_random_cancellations_leave_the_pool_whole_and_memory_flat():
