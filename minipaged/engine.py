@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import torch
 
-from minipaged.block_manager import BlockManager, blocks_needed
+from minipaged.block_manager import BlockManager, OutOfBlocksError, blocks_needed
 from minipaged.decoding import TextStream
 from minipaged.errors import InvalidInputError, MinipagedError
 from minipaged.kv_size import KVCacheSpec
@@ -39,6 +39,10 @@ Prompt = str | dict[str, Any]
 
 class InterruptedStreamError(MinipagedError):
     """Another call was cut off half-way (Ctrl-C, say) while this stream ran, and the engine has started empty again."""
+
+
+class UnfinishedStreamError(MinipagedError):
+    """A stream's request was refused or ran out of blocks; the pieces before are all that was written."""
 
 
 class EngineBusyError(MinipagedError):
@@ -278,6 +282,7 @@ class LLM:
         Raises:
             InvalidInputError: an input that cannot be right, before anything runs; it names the prompt.
             EngineBusyError: called from inside a step of this engine.
+            OutOfBlocksError: called from a beam search's `on_step`, and the beams hold the blocks that it needs.
         """
         prompts = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
         ids = [self._prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
@@ -324,6 +329,9 @@ class LLM:
 
         Raises:
             InvalidInputError: at the call, not at the first piece.
+            UnfinishedStreamError: after the last piece, when the pool is too small for the text or its prompt.
+            InterruptedStreamError: another call was cut off, and took this stream's blocks with it.
+            EngineBusyError, OutOfBlocksError: see `generate`; after an EngineBusyError it can go on.
         """
         if self.tokenizer is None:
             raise InvalidInputError("streaming makes text, and this model came without a tokenizer: use generate")
@@ -368,6 +376,8 @@ class LLM:
             raise InterruptedStreamError("another call was interrupted while this stream ran; start the stream again")
         if rest := text.finish():
             yield rest
+        if one.seq.note is not None:
+            raise UnfinishedStreamError(f"the text ends early ({one.seq.finish_reason}): {one.seq.note}")
 
     # -- what comes in ---------------------------------------------------------------------------------------------
 
@@ -474,6 +484,9 @@ class LLM:
 
         Returns:
             How many tokens were written, and the numbers of the sequences that ended.
+
+        Raises:
+            OutOfBlocksError: everybody waits for blocks that nobody in the queue will give back.
         """
         with self._changing():
             step = self.scheduler.schedule()
@@ -487,7 +500,20 @@ class LLM:
             self.scheduler.ended.clear()
             for seq_id in ended:
                 self._samples.pop(seq_id, None)
+        if not (ready or ended or step.num_tokens or step.num_preempted):
+            self._refuse_to_wait_for_ever()
         return len(ready), ended
+
+    def _refuse_to_wait_for_ever(self) -> None:
+        """A step in which nothing happened: the next one would be the same."""
+        if self.scheduler.unfinished:
+            others = [seq_id for seq_id in self.manager.seq_ids if seq_id not in self._samples]
+            raise OutOfBlocksError(
+                f"{self.scheduler.unfinished} requests wait for blocks and none runs: {self.manager.num_used_blocks} "
+                f"of {self.manager.num_blocks} blocks are held by {len(others)} sequences that are not in the queue (the "
+                "beams of a search that called from on_step, say). Call when they have ended, or make a larger pool "
+                "(num_blocks)"
+            )
 
     def _count(self, step: Step) -> StepStats:
         queues = self.scheduler

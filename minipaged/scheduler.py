@@ -118,7 +118,7 @@ class Scheduler:
     """First come, first served over one `BlockManager`.
 
     Args:
-        manager: the blocks; the scheduler is their only user.
+        manager: the blocks. Others may hold some of them for a while (chapter 11's beams do).
         max_num_seqs: sequences that run at the same time.
         max_num_batched_tokens: tokens that one step computes.
         preemption: "recompute" frees the blocks of a sequence that gives way and computes them again later; "swap"
@@ -271,7 +271,7 @@ class Scheduler:
         return True
 
     def _make_room(self, step: Step) -> None:
-        """The newest gives way; the last one left ends, because giving way would not help it."""
+        """The newest gives way; the last one left ends if it has outgrown the pool: giving way would not help it."""
         newest = self.running[-1]
         together = self._together(newest)
         if len(together) < len(self.running):
@@ -279,8 +279,10 @@ class Scheduler:
         elif len(together) > 1:  # a group alone, too large for the pool: its last sample waits for the others' end
             self._leave_group(newest)
             self._preempt([newest], step)
-        else:
+        elif blocks_needed(len(newest.token_ids), self.manager.block_size) > self.manager.num_blocks:
             self._end_full(newest, step)
+        else:  # somebody beside the scheduler (a beam search) holds the others, and will give them back
+            self._preempt(together, step)
 
     def _end_full(self, seq: Sequence, step: Step) -> None:
         """It has outgrown the whole pool, and ends with what it has."""

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from minipaged.beam_search import beam_search
-from minipaged.engine import LLM, EngineBusyError, InterruptedStreamError
+from minipaged.block_manager import OutOfBlocksError
+from minipaged.engine import LLM, EngineBusyError, InterruptedStreamError, UnfinishedStreamError
 from minipaged.errors import InvalidInputError, MinipagedError
 from minipaged.sampling import SamplingParams
 from minipaged.speculative import speculative_generate
@@ -468,17 +469,18 @@ def test_a_call_from_inside_a_step_is_refused_by_name_and_everything_goes_on(mod
 
 def test_generate_ends_when_the_engine_has_started_empty_between_two_steps(model, monkeypatch):
     llm = LLM(model, num_blocks=12)
-    step, turns = llm._step, itertools.count()
+    step, turns = llm._step, []
 
     def step_and_restart():
-        if next(turns) == 3:
+        turns.append(step())
+        assert len(turns) < 20, "it goes on for ever"
+        if len(turns) == 3:
             llm._start_empty()
-        assert next(turns) < 20, "it goes on for ever"
-        return step()
+        return turns[-1]
 
     monkeypatch.setattr(llm, "_step", step_and_restart)
     outputs = llm.generate(prompts((6, 4)), greedy(9), use_tqdm=False)
-    assert {o.outputs[0].finish_reason for o in outputs} <= {"length", "cancelled"}
+    assert [o.outputs[0].finish_reason for o in outputs] == ["cancelled"] * 2
 
 
 def test_the_remains_of_an_interrupted_call_do_no_harm_when_they_are_collected_later(model, monkeypatch):
@@ -491,6 +493,66 @@ def test_the_remains_of_an_interrupted_call_do_no_harm_when_they_are_collected_l
     left_open.clear()
     gc.collect()
     assert llm.manager is manager and len("".join([*pieces, *stream])) == 9
+
+
+def test_a_stream_that_cannot_be_finished_says_why_after_its_last_piece(model):
+    stream = writer(model, num_blocks=2).stream(prompts((30,))[0], greedy(5))
+    with pytest.raises(UnfinishedStreamError, match=r"refused.*30 tokens need 8 blocks of 4, and the pool has 2"):
+        next(stream)
+    llm, pieces = writer(model, num_blocks=4), []
+    with pytest.raises(UnfinishedStreamError, match=r"out_of_blocks.*17 tokens fill the whole pool of 4 blocks"):
+        pieces.extend(llm.stream(prompts((8,))[0], greedy(30)))
+    (whole,) = llm.generate(prompts((8,)), greedy(30), use_tqdm=False)
+    assert "".join(pieces) == llm.tokenizer.decode(whole.outputs[0].token_ids) and len(pieces) == 9
+    assert llm.manager.num_free_blocks == 4
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("reserve", ["on_demand", "max_len"])
+def test_a_request_that_waits_for_the_blocks_of_beams_is_refused_by_name_and_the_search_goes_on(
+    model, reserve, preemption
+):
+    llm, (prompt, long) = (
+        LLM(model, num_blocks=10, block_size=4, reserve=reserve, preemption=preemption),
+        prompts((12, 30)),
+    )
+    search = lambda **more: beam_search(llm, prompt, 3, max_tokens=6, ignore_eos=True, **more).sequences
+    wanted, seen = search(), []
+
+    def ask_for_too_much(step):
+        with pytest.raises(
+            OutOfBlocksError, match=r"1 requests wait .* of 10 blocks are held by \d sequences that are"
+        ):
+            llm.generate(long, greedy(5), use_tqdm=False)
+        (short,) = llm.generate(prompts((3,)), greedy(2), use_tqdm=False)
+        seen.append(short.outputs[0].finish_reason)
+
+    assert search(on_step=ask_for_too_much) == wanted
+    assert set(seen) == {"length"} and len(seen) == 6
+    assert llm.manager.num_free_blocks == 10 and not llm._samples
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_stream_beside_beams_is_never_cut_short_in_silence(model, preemption):
+    """It waits for what the beams hold, or says so; whole pools of it are not believed in."""
+    prompt, other = prompts((16, 4))
+    whole = "".join(writer(model).stream(other, greedy(40)))
+    ends = set()
+    for num_blocks in range(12, 27):
+        llm = writer(model, num_blocks=num_blocks, preemption=preemption)
+        stream = llm.stream(other, greedy(40))
+        pieces = [next(stream)]
+        go_on = lambda step, pieces=pieces, stream=stream: pieces.extend(itertools.islice(stream, 3))
+        try:
+            beam_search(llm, prompt, 3, max_tokens=12, ignore_eos=True, on_step=go_on)
+            pieces.extend(stream)
+            assert "".join(pieces) == whole
+            ends.add("whole")
+        except OutOfBlocksError as error:
+            ends.add("it waits" if "1 requests wait" in str(error) else "the beams find no room")
+            assert whole.startswith("".join(pieces))
+        assert llm.manager.num_free_blocks == num_blocks or stream.close() or llm.manager.num_free_blocks == num_blocks
+    assert ends == {"whole", "it waits", "the beams find no room"}
 
 
 def test_two_thousand_short_requests_with_random_cancellations_leave_the_pool_whole_and_memory_flat():
