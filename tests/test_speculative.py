@@ -125,6 +125,21 @@ def test_a_rejection_first_middle_last_or_none_is_rolled_back_exactly(model, pla
     assert draft.kept == [length - 1 for length in lengths[1:]]  # all but the newest token are in the cache
 
 
+def test_after_each_round_exactly_the_kept_tokens_hold_a_slot(model):
+    llm = LLM(model, num_blocks=32, block_size=2)
+    (prompt,) = prompts((13,))
+    wanted = plain(llm, prompt, greedy(21)).token_ids
+
+    class Watching(Scripted):
+        def rollback(self, num_tokens):
+            (seq_id,) = llm.manager.seq_ids
+            self.kept.append((num_tokens, llm.manager.num_tokens(seq_id), llm.manager.num_used_blocks))
+
+    draft = Watching(prompt["prompt_token_ids"] + wanted, lambda number: number % 3 == 1)
+    speculative_generate(llm, prompt, draft, greedy(21))
+    assert draft.kept == [(n, n, -(-n // 2)) for n, *_ in draft.kept] and len(draft.kept) > 5
+
+
 def test_all_drafts_rejected_still_gives_one_token_a_pass_and_a_perfect_draft_k_plus_one(model):
     llm = LLM(model, num_blocks=8)
     (prompt,) = prompts((9,))
