@@ -176,7 +176,8 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool.prefixes = PrefixIndex(hash_function)
         self._token_ids: dict[int, Sequence[int]] = {}  # what `allocate` was told, for prefix caching alone
-        self._prefixes: dict[int, list[Prefix]] = {}  # of each sequence's full blocks that are computed
+        # of each sequence's full blocks that are computed; no list at all for those that ran at a reset
+        self._prefixes: dict[int, list[Prefix]] = {}
 
     @property
     def num_blocks(self) -> int:
@@ -336,7 +337,7 @@ class BlockManager:
         self.pool.give_back(reversed(table[kept:]))
         del table[kept:]
         self._num_tokens[seq_id] = num_tokens
-        if self.enable_prefix_caching:  # what comes instead is not known yet
+        if seq_id in self._prefixes:  # what comes instead is not known yet
             self._token_ids[seq_id] = self._token_ids[seq_id][:num_tokens]
             del self._prefixes[seq_id][num_tokens // self.block_size :]
 
@@ -458,7 +459,7 @@ class BlockManager:
         self._tables[self._unused(child_id)] = list(table)
         self._num_tokens[child_id] = self._num_tokens[parent_id]
         self.pool.share(table)
-        if self.enable_prefix_caching:
+        if parent_id in self._prefixes:
             self._token_ids[child_id] = self._token_ids[parent_id]
             self._prefixes[child_id] = list(self._prefixes[parent_id])
 
@@ -526,7 +527,7 @@ class BlockManager:
                 f"{num_tokens} tokens of sequence {seq_id} cannot be computed: {held} have a slot, and the tokens of "
                 f"{len(known)} are known"
             )
-        if not self.enable_prefix_caching:
+        if seq_id not in self._prefixes:
             return
         table, prefixes = self._tables[seq_id], self._prefixes[seq_id]
         for number in range(len(prefixes), min(num_tokens, len(known)) // size):  # mostly empty: no block has filled
@@ -534,8 +535,13 @@ class BlockManager:
             prefixes.append(self.pool.prefixes.add(table[number], parent, self._tokens_in(known, number)))
 
     def reset_prefix_cache(self) -> None:
-        """Find nothing again of what is in the pool now. Sequences that run keep their blocks."""
+        """Find nothing again of what is in the pool now. Sequences that run keep their blocks, and go on.
+
+        What they compute from now on builds on what is there (from other weights, say), so it is never listed either.
+        """
         self.pool.prefixes.clear()
+        self._prefixes.clear()
+        self._token_ids.clear()
 
     @property
     def cached_blocks(self) -> list[int]:

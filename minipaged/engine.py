@@ -31,7 +31,7 @@ from minipaged.kv_size import KVCacheSpec
 from minipaged.model_runner import Batch, ModelRunner, refuse_by_config
 from minipaged.models import load_model
 from minipaged.paged_cache import PagedKVCache
-from minipaged.sampling import SamplingParams, eos_token_ids, make_generator, sample
+from minipaged.sampling import SamplingParams, _checked, eos_token_ids, make_generator, sample
 from minipaged.scheduler import Scheduler, Sequence, SequenceStatus, Step
 
 Prompt = str | dict[str, Any]
@@ -282,6 +282,7 @@ class LLM:
         Raises:
             InvalidInputError: an input that cannot be right, before anything runs; it names the prompt.
             EngineBusyError: called from inside a step of this engine.
+            LogitsError: the model gave NaN; the engine starts empty again.
             OutOfBlocksError: called from a beam search's `on_step`, and the beams hold the blocks that it needs.
         """
         prompts = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
@@ -510,9 +511,9 @@ class LLM:
             others = [seq_id for seq_id in self.manager.seq_ids if seq_id not in self._samples]
             raise OutOfBlocksError(
                 f"{self.scheduler.unfinished} requests wait for blocks and none runs: {self.manager.num_used_blocks} "
-                f"of {self.manager.num_blocks} blocks are held by {len(others)} sequences that are not in the queue (the "
-                "beams of a search that called from on_step, say). Call when they have ended, or make a larger pool "
-                "(num_blocks)"
+                f"of {self.manager.num_blocks} blocks are held by {len(others)} sequences that are not in the queue "
+                "(the beams of a search that called from on_step, say). Call when they have ended, or make a larger "
+                "pool (num_blocks)"
             )
 
     def _count(self, step: Step) -> StepStats:
@@ -553,7 +554,11 @@ class LLM:
 
     def _choose(self, logits: torch.Tensor, ready: list[_Sample]) -> list[int]:
         """The next token of each row: all greedy ones in one call, each other one with its own generator."""
-        tokens = logits.argmax(dim=-1).tolist() if ready else []
+        if not ready:
+            return []
+        best = logits.argmax(dim=-1, keepdim=True)  # [len(ready), 1]; where a row holds NaN, the place of one
+        _checked(logits.gather(-1, best))  # the best of each row is enough to see whether it can be used
+        tokens = best.flatten().tolist()
         for i, one in enumerate(ready):
             if not one.params.greedy:
                 tokens[i] = int(sample(logits[i], one.params, one.generator))

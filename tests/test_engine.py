@@ -20,7 +20,7 @@ from minipaged.beam_search import beam_search
 from minipaged.block_manager import OutOfBlocksError
 from minipaged.engine import LLM, EngineBusyError, InterruptedStreamError, UnfinishedStreamError
 from minipaged.errors import InvalidInputError, MinipagedError
-from minipaged.sampling import SamplingParams
+from minipaged.sampling import LogitsError, SamplingParams
 from minipaged.speculative import speculative_generate
 from tests.tiny_models import tiny_model
 
@@ -505,6 +505,25 @@ def test_a_stream_that_cannot_be_finished_says_why_after_its_last_piece(model):
     (whole,) = llm.generate(prompts((8,)), greedy(30), use_tqdm=False)
     assert "".join(pieces) == llm.tokenizer.decode(whole.outputs[0].token_ids) and len(pieces) == 9
     assert llm.manager.num_free_blocks == 4
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("params", [greedy(3), SamplingParams(seed=1, max_tokens=3)])
+def test_logits_that_cannot_be_used_are_refused_greedy_or_not(model, monkeypatch, params, bad):
+    """Also when only one row, and one token of it, is wrong."""
+    llm, work = LLM(model, num_blocks=12), prompts((5, 6, 7))
+    run = llm.runner.run
+
+    def run_badly(*args):
+        logits = run(*args).clone()
+        logits[1, 50] = bad
+        return logits
+
+    monkeypatch.setattr(llm.runner, "run", run_badly)
+    with pytest.raises(LogitsError, match="holds (NaN|.inf)"):
+        llm.generate(work, params, use_tqdm=False)
+    monkeypatch.undo()
+    assert len(tokens(llm.generate(work, greedy(3), use_tqdm=False))) == 3 and llm.manager.num_free_blocks == 12
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])

@@ -51,6 +51,7 @@ class Machine(RuleBasedStateMachine):
         self.manager = BlockManager(num_blocks, block_size, watermark=0, **options)
         self.size, self.memory, self.host_memory = block_size, {}, {}
         self.texts, self.done, self.away, self.seen, self.next_id = {}, {}, {}, [[0]], 0
+        self.before_reset = set()  # sequences that ran when the cache was reset, and their forks
 
     def copy(self, pairs, source, target):
         """What PagedKVCache.copy_blocks does: all are read before any is written."""
@@ -120,6 +121,7 @@ class Machine(RuleBasedStateMachine):
         for child in family[1:]:
             self.manager.fork(parent, child)
             self.texts[child], self.done[child] = list(self.texts[parent]), self.done[parent]
+            self.before_reset.update({child} if parent in self.before_reset else ())
         assert self.manager.num_used_blocks == used  # a fork takes no block
         for seq in family[:writers]:
             self.grow(seq, [seq % 2], True)
@@ -210,6 +212,7 @@ class Machine(RuleBasedStateMachine):
     def reset(self):
         self.manager.reset_prefix_cache()
         assert self.manager.cached_blocks == []
+        self.before_reset.update(self.texts, self.away)
 
     def holds(self, slots, text):
         return all(self.memory[slot] == tuple(text[: i + 1]) for i, slot in enumerate(slots))
@@ -222,6 +225,8 @@ class Machine(RuleBasedStateMachine):
         for seq, text in self.texts.items():
             slots = self.manager.slot_mapping(seq, 0, self.done[seq])
             assert self.holds(slots, text), f"sequence {seq} reads another one's tokens"
+            if seq in self.before_reset:
+                assert not set(self.manager.block_table(seq)).intersection(self.manager.cached_blocks)
         for block in self.manager.cached_blocks:
             text = text_of(self.manager.pool.prefixes.held_by(block))
             whole = [self.memory[block * self.size + i] for i in range(self.size)]
@@ -602,6 +607,25 @@ def test_tokens_that_were_written_while_decoding_are_found_by_the_next_turn_of_a
         manager.mark_computed(0, len(text), text)
     manager.free(0)
     assert manager.allocate(1, [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]) == 8
+
+
+def test_a_sequence_that_ran_at_a_reset_is_never_found_nor_is_what_it_wrote_afterwards():
+    """Its later K and V depend on its earlier ones, which the reset declared void."""
+    manager = caching(num_host_blocks=8)
+    manager.allocate(0, [1, 2, 3, 4, 5])
+    manager.mark_computed(0, 2)
+    manager.swap_out([0])
+    manager.reset_prefix_cache()
+    manager.swap_in([0])
+    manager.mark_computed(0, 5)
+    manager.fork(0, 1)
+    manager.append_slots(1, 3)
+    manager.mark_computed(1, 8, [1, 2, 3, 4, 5, 6, 7, 8])
+    manager.truncate(1, 6)
+    assert manager.cached_blocks == [] and manager.allocate(2, [1, 2, 3, 4, 9]) == 0
+    manager.mark_computed(2, 5)  # one that came later is found
+    manager.free(0)
+    assert manager.allocate(3, [1, 2, 3, 4, 7]) == 4
 
 
 def test_a_cut_sequence_that_writes_on_takes_nobody_in():
