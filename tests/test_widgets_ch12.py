@@ -8,7 +8,7 @@ import torch
 from minipaged.plots import ch12 as plots
 from minipaged.sampling import SamplingParams
 from minipaged.speculative import Round, acceptance, expected_speedup, probabilities
-from minipaged.widgets.ch12 import pays_or_not, target_and_draft
+from minipaged.widgets.ch12 import pays_or_not, roll_back, target_and_draft
 
 
 def test_the_bars_are_p_and_q_after_temperature_and_top_k():
@@ -53,9 +53,20 @@ def test_rounds_show_each_token_once_in_its_place():
     assert "4 passes write 8 tokens, 2.0 a pass: 4 of 8 guesses are kept" in plots.rounds(rows).sentence
 
 
+def test_the_rollback_widget_moves_the_real_block_table():
+    panel = roll_back()
+    assert "The pass needs 5 blocks; 3 rejected slots are given back, and 16 tokens in 4 blocks stay" in panel.sentence
+    for tokens, size, drafted, kept in ((24, 1, 6, 0), (14, 4, 2, 1), (2, 8, 0, 5), (24, 8, 6, 6)):
+        for name, value in {"tokens": tokens, "size": size, "drafted": drafted, "kept": kept}.items():
+            panel.controls[name].value = value
+        data, stay = panel.picture.data, tokens + min(kept, drafted)
+        assert (data["before"], data["lost"], data["after"]) == (tokens - 1, tokens + drafted - stay, stay)
+        assert (data["blocks"], data["left"]) == (-(-(tokens + drafted) // size), -(-stay // size))
+
+
 def test_the_other_pictures_say_their_numbers():
     assert "over 5 tokens takes 1.1 times as long" in plots.pass_cost([1, 5, 8], [1, 1.1, 1.4], "cpu").sentence
     assert "with 8 sequences 2.5 times" in plots.crowd([1, 8], [1.1, 2.5], 5).sentence
-    stages = [("a", [5, 2], 6, 0, 0), ("b", [5, 2, 7], 7, 1, 3), ("c", [5, 2], 8, 0, 0)]
+    stages = [([5, 2], 6, 0, 0), ([5, 2, 7], 7, 1, 3), ([5, 2], 8, 0, 0)]
     said = plots.rollback(stages, 4).sentence
     assert "The pass needs 3 blocks; 3 rejected slots are given back, and 8 tokens in 2 blocks stay" in said

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from minipaged.block_manager import BlockManager
-from minipaged.exercises._base import Mistake, NotAttempted, attempt, exercise, listed, whole
+from minipaged.exercises._base import Mistake, NotAttempted, _is_stub, attempt, exercise, listed, whole
+from minipaged.exercises.words import say
 from minipaged.speculative import acceptance, residual, verify
 
 # --- by hand -------------------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ _PAIRS = (
 )
 
 
-@exercise("what p has too much, renormalised: the rejected guess itself never comes back")
+@exercise("what is missing up to p, renormalised: the rejected guess itself never comes back")
 def check_12_residual(answer: Callable[..., Any]) -> None:
     """`answer(p, q)` -> the distribution to draw from after a rejection, as long as p."""
     for p, q in _PAIRS:
@@ -102,6 +103,9 @@ def _say_residual(p: list[float], q: list[float], got: list[float], want: list[f
         raise Mistake(f"{told}: that is p. What the kept guesses have brought already must not be drawn again")
     if _near(got, [max(b - a, 0.0) for a, b in zip(p, q, strict=True)], scaled=True):
         raise Mistake(f"{told}: that is what q has too much, and it has just been rejected")
+    stays = [min(a, b) for a, b in zip(p, q, strict=True)]
+    if _near(got, stays) or _near(got, stays, scaled=True):
+        raise Mistake(f"{told}: that is what stays after keeping; the residual is what is missing up to p")
     if abs(sum(got) - 1) > 1e-6 and _near(got, [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]):
         raise Mistake(f"{told}: the right parts, but they sum to {sum(got):.2f}; divide by their sum")
     if _near(got, [abs(a - b) for a, b in zip(p, q, strict=True)], scaled=True):
@@ -158,7 +162,7 @@ def _branches(
         total = sum(more.weights)
         if min(more.weights) < 0 or total <= 0 or len(more.weights) != len(p):
             told = f"for p = {p}, q = {q} and guess {guess} you draw from {_round(more.weights)}"
-            raise Mistake(f"{told}: weights are not negative, one for each token, and not all 0") from None
+            raise Mistake(f"{told}: weights must be 0 or more, one for each token, and not all 0") from None
         for choice, weight in enumerate(more.weights):
             if weight > 0:
                 for token, part in _branches(rule, p, q, guess, uniform, (*script, choice)):
@@ -175,6 +179,8 @@ def _walked(answer: Callable[..., Any], p: list[float], q: list[float]) -> list[
             raise
         except Exception as error:
             raise Mistake(f"your code raised {type(error).__name__}: {error}") from error
+        if value is None and not _is_stub(answer):
+            raise Mistake(say("base.nothing"))
         if value is ... or value is None:
             raise NotAttempted
         return value
@@ -222,14 +228,17 @@ def _judge(p: list[float], q: list[float], got: list[float], same: float) -> Non
     biased = wide_q * wide_p + (1 - (wide_q * wide_p).sum()) * wide_p
     then_p = kept + (1 - kept.sum()) * wide_p
     if same > 1 - 1e-9:
-        raise Mistake(f"{told}: that is q. Every guess is kept, whatever the target thinks")
+        raise Mistake(f"{told}: that is q. Every guess stays. Is your ratio the right way round? It is p/q")
     if _near(got, biased.tolist()):
-        raise Mistake(f"{told}, not p: tokens that both find likely come too often. Equality is not the test")
+        raise Mistake(f"{told}, not p: tokens that the draft likes come too often. Equality is not the test")
     if _near(got, then_p.tolist()):
         raise Mistake(
             f"{told}, not p: the ratio is right, but after a rejection you draw from p, not from the residual"
         )
-    raise Mistake(f"{told}, and p was wanted. Compare uniform with min(1, p/q) of the guess; else draw the residual")
+    raise Mistake(
+        f"{told}, and p was wanted. Compare uniform with min(1, p/q) of the guess (p/q, not q/p); else draw"
+        " the residual"
+    )
 
 
 # --- what is rolled back -------------------------------------------------------------------------------------------
@@ -249,31 +258,47 @@ def rolled_back(num_tokens: int, block_size: int, drafted: int, kept: int) -> tu
 def check_12_rollback(answer: Callable[..., tuple[int, int]]) -> None:
     """`answer(num_tokens, block_size, drafted, kept)` -> (slots given back, blocks given back)."""
     cases = [(15, 4, 4, 1), (14, 4, 4, 0), (9, 1, 3, 1), (16, 16, 4, 4), (16, 16, 4, 0), (17, 16, 8, 3), (2, 2, 5, 2)]
-    for case in cases:
-        got = listed(attempt(answer, *case), "two numbers: slots, blocks")
+    given = [_slots_and_blocks(attempt(answer, *case)) for case in cases]
+    for case, (slots, blocks) in zip(cases, given, strict=True):
         num_tokens, size, drafted, kept = case
-        if len(got) != 2:
-            raise Mistake(f"return two numbers, slots and blocks; not {got!r:.60}")
-        slots, blocks = (whole(x) for x in got)
         want = rolled_back(*case)
-        told = f"{num_tokens} tokens, blocks of {size}, {drafted} guesses, {kept} kept: "
-        told += f"{want[0]} slots and {want[1]} blocks"
         if (slots, blocks) == want:
             continue
-        if slots == want[0] + 1:
-            raise Mistake(
-                f"{told}, you say {slots} slots. The newest token of the text was computed in this pass: it stays"
-            )
+        told = f"{num_tokens} tokens, blocks of {size}, {drafted} guesses, {kept} kept: "
+        told += f"slots {want[0]}, blocks {want[1]}"
         if slots != want[0]:
-            raise Mistake(f"{told}, you say {slots} slots. Guesses that are not kept go back, all others stay")
-        if blocks == -(-want[0] // size):
-            raise Mistake(
-                f"{told}, you say {blocks} blocks. Rejected slots may lie in a block that something else still fills"
-            )
-        if blocks == want[0] // size:
-            raise Mistake(
-                f"{told}, you say {blocks} blocks. Count the blocks before and after; the slots need not fill them"
-            )
-        raise Mistake(
-            f"{told}, you say {blocks} blocks. Blocks for all that the pass wrote, less blocks for what stays"
-        )
+            raise Mistake(f"{told}; you say slots {slots}. {_why_slots(slots - want[0])}")
+        raise Mistake(f"{told}; you say blocks {blocks}. {_why_blocks(cases, [b for _, b in given])}")
+
+
+def _slots_and_blocks(value: Any) -> tuple[int, int]:
+    got = listed(value, "two numbers: slots, blocks")
+    if len(got) != 2:
+        raise Mistake(f"return two numbers, slots and blocks; not {got!r:.60}")
+    return whole(got[0]), whole(got[1])
+
+
+def _why_slots(more: int) -> str:
+    if more == 1:
+        return "The newest token of the text was computed in this pass: it stays"
+    if more == -1:
+        return "The token that the target writes itself is not in the cache yet: it keeps no slot"
+    return "Guesses that are not kept go back, all others stay"
+
+
+def _why_blocks(cases: Sequence[tuple[int, int, int, int]], given: list[int]) -> str:
+    """What was counted, judged by all cases together: one case alone often fits several mistakes."""
+    known = {
+        "Rejected slots may lie in a block that something else still fills": lambda n, b, d, k: -(-(d - k) // b),
+        "Count the blocks before and after; the slots need not fill them": lambda n, b, d, k: (d - k) // b,
+        "Count the newest token as well: the pass computes it": lambda n, b, d, k: (
+            -(-(n - 1 + d) // b) - -(-(n - 1 + k) // b)
+        ),
+        "The token that the target writes itself is not in the cache yet": lambda n, b, d, k: (
+            -(-(n + d) // b) - -(-(n + k + 1) // b)
+        ),
+    }
+    for why, counted in known.items():
+        if given == [counted(*case) for case in cases]:
+            return why
+    return "Blocks for all that the pass wrote, less blocks for what stays"

@@ -42,7 +42,8 @@ def crowd(batches: Sequence[int], ratios: Sequence[float], count: int) -> Pictur
     """What verifying costs when many sequences share a pass: time with `count` tokens each over time with one each."""
     fig, ax = new_figure(7.0, 2.6)
     bars = ax.bar(range(len(batches)), ratios, color=COLOURS["sky"], edgecolor="black", width=0.6)
-    ax.bar_label(bars, [f"{r:.1f}" for r in ratios], fontsize=9)
+    white = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # the dashed line may lie behind a label
+    ax.bar_label(bars, [f"{r:.1f}" for r in ratios], fontsize=9, padding=3, bbox=white)
     ax.axhline(1, color=COLOURS["grey"], linestyle="--", linewidth=1)
     ax.set_xticks(range(len(batches)), [str(b) for b in batches])
     ax.set_xlabel(say("12.crowd.axis"))
@@ -57,12 +58,13 @@ _KINDS = {"kept": ("blue", ""), "own": ("orange", "//"), "lost": ("light", "..")
 
 
 @picture
-def rounds(rows: Sequence[Round], names: dict[int, str] | None = None) -> Picture:
+def rounds(rows: Sequence[Round], names: dict[int, str] | None = None, first: int = 1) -> Picture:
     """One row a pass: guesses that were kept, the guess that was rejected and those behind it, the target's own token.
 
     Args:
         rows: the rounds, in order.
         names: what to write into the cells, by token id; None for nothing.
+        first: the number of the first of these rounds.
     """
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
@@ -86,7 +88,7 @@ def rounds(rows: Sequence[Round], names: dict[int, str] | None = None) -> Pictur
         ax.add_collection(PolyCollection(boxes[kind], **look), autolim=False)
     ax.set_xlim(-0.05, width + 0.05)
     ax.set_ylim(len(rows), 0)
-    ax.set_yticks([y + 0.5 for y in range(len(rows))], [say("12.rounds.row", n=n + 1) for n in range(len(rows))])
+    ax.set_yticks([y + 0.5 for y in range(len(rows))], [say("12.rounds.row", n=first + n) for n in range(len(rows))])
     ax.set_xticks([x + 0.47 for x in range(width)], [say("12.rounds.place", n=x + 1) for x in range(width - 1)] + [""])
     ax.tick_params(length=0)
     ax.spines[["left", "bottom"]].set_visible(False)
@@ -134,7 +136,8 @@ def overlap(names: Sequence[str], p: Sequence[float], q: Sequence[float], title:
         ax.plot([x - 0.42, x + 0.42], [b, b], color=COLOURS["red"], linewidth=1.6, linestyle=":")
     ax.plot([], [], color="black", linewidth=2.2, label=say("12.overlap.p"))
     ax.plot([], [], color=COLOURS["red"], linewidth=1.6, linestyle=":", label=say("12.overlap.q"))
-    ax.set_xticks(list(places), list(names))
+    crowded = {"rotation": 35, "ha": "right"} if len(names) > 8 else {}
+    ax.set_xticks(list(places), list(names), fontsize=8, **crowded)
     ax.set_ylabel(say("12.overlap.axis"))
     ax.set_ylim(0, max(*p, *q) * 1.15)
     ax.legend(fontsize=8, ncol=1, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -145,16 +148,20 @@ def overlap(names: Sequence[str], p: Sequence[float], q: Sequence[float], title:
 
 
 @picture
-def rollback(stages: Sequence[tuple[str, Sequence[int], int, int, int]], block_size: int) -> Picture:
+def rollback(stages: Sequence[tuple[Sequence[int], int, int, int]], block_size: int) -> Picture:
     """A block table before, in and after a round.
 
     Args:
-        stages: (name, block table, tokens of the text in the cache, drafted tokens kept, drafted tokens rejected).
+        stages: before, in and after the pass, each (block table, tokens of the text in the cache, guesses kept,
+            guesses rejected).
         block_size: slots in a block.
     """
-    columns = max(len(table) for _, table, *_ in stages) * block_size
+    before, in_pass, after = stages
+    columns = max(len(table) for table, *_ in stages) * block_size
+    names = [say("12.rollback.before", n=before[1]), say("12.rollback.pass", n=in_pass[2] + in_pass[3])]
+    names.append(say("12.rollback.after", n=after[1]))
     fig, axes = new_figure(8.2, 0.75 + 0.72 * len(stages), nrows=len(stages))
-    for ax, (name, table, held, kept, lost) in zip(axes, stages, strict=True):
+    for ax, name, (table, held, kept, lost) in zip(axes, names, stages, strict=True):
         size = len(table) * block_size
         parts = [Run(0, held, "used", 0), Run(held, kept, "copy", 0), Run(held + kept, lost, "wasted", 5)]
         parts.append(Run(held + kept + lost, size - held - kept - lost, "free"))
@@ -164,10 +171,11 @@ def rollback(stages: Sequence[tuple[str, Sequence[int], int, int, int]], block_s
             ax.text(place * block_size + 0.08, -0.06, str(block), fontsize=7, va="bottom", color="#444444")
         ax.set_xlim(-0.3, columns + 0.3)
         ax.set_title(name, loc="left", fontsize=8.5, pad=4, fontweight="normal")
+    place = {"ha": "center", "va": "center", "fontsize": 6.5, "color": "white", "fontweight": "bold"}
+    axes[1].text(in_pass[1] - 0.5, 0.5, say("12.rollback.newest"), **place)
     _rollback_legend(fig)
-    first, last = stages[0], stages[-1]
-    words = {"before": first[2], "blocks": max(len(s[1]) for s in stages), "lost": max(s[4] for s in stages)}
-    words |= {"kept": max(s[3] for s in stages), "after": last[2] + last[3], "left": len(last[1])}
+    words = {"before": before[1], "blocks": len(in_pass[0]), "lost": in_pass[3], "kept": in_pass[2]}
+    words |= {"after": after[1], "left": len(after[0])}
     fig.suptitle(say("12.rollback.title", **words), fontsize=10, fontweight="bold")
     return Picture(fig, tell("12.rollback.sentence", **words), data=words)
 
@@ -206,12 +214,14 @@ def speedup(
     ax.axhline(1, color=COLOURS["grey"], linestyle="--", linewidth=1)
     ax.text(longest, 1, say("12.speedup.plain"), ha="right", va="bottom", fontsize=8, color="#444444")
     best = max(lengths, key=lambda k: values[k])
-    ax.plot([best], [values[best]], "*", color=COLOURS["red"], markersize=13)
-    ax.plot([count], [values[count]], "s", color="black", markersize=8, fillstyle="none")
+    ax.plot([best], [values[best]], "*", color=COLOURS["red"], markersize=11, label=say("12.speedup.best"))
+    square = {"color": "black", "markersize": 14, "fillstyle": "none", "linestyle": "none"}
+    ax.plot([count], [values[count]], "s", label=say("12.speedup.yours"), **square)
     for name, k, value in measured:
         ax.plot([k], [value], "^", color=COLOURS["green"], markersize=8)
         ax.text(k, value, f"  {name}", fontsize=8, va="center")
     ax.set_xticks(lengths)
+    ax.legend(fontsize=8, loc="lower center", ncol=2, markerscale=0.7)
     ax.set_ylim(0, max(1.3, *values) * 1.12)
     ax.set_xlabel(say("12.speedup.axis"))
     ax.set_ylabel(say("12.speedup.unit"))

@@ -974,12 +974,13 @@ WORDS: dict[str, str] = {
     "12.overlap.axis": "probability",
     "12.overlap.title": "{kept:.0%} of the guesses are kept; rejected and residual are both {lost:.0%}",
     "12.overlap.sentence": (
-        "The blue part, {kept:.1%}, is kept. What q has too much, {lost:.1%}, is rejected, and drawn again from what p "
-        "has too much; {share:.0%} of that falls on {most}."
+        "The blue part, {kept:.1%}, is kept. What q has too much, {lost:.1%}, is rejected, and drawn again from what "
+        "is missing up to p; {share:.0%} of that falls on {most}."
     ),
-    "12.rollback.before": "before: {n} tokens in the cache, one more chosen",
-    "12.rollback.pass": "the pass writes the chosen token and {n} guesses",
-    "12.rollback.after": "after: rejected slots and blocks are given back",
+    "12.rollback.before": "before: {n} tokens in the cache; the newest one is chosen and not yet there",
+    "12.rollback.pass": "in the pass: the newest token and {n} guesses",
+    "12.rollback.after": "after the rollback: {n} tokens stay",
+    "12.rollback.newest": "new",
     "12.rollback.text": "token of the text",
     "12.rollback.kept": "kept in this round",
     "12.rollback.lost": "rejected",
@@ -987,9 +988,11 @@ WORDS: dict[str, str] = {
     "12.rollback.title": "{lost} rejected slots go back: {blocks} blocks in the pass, {left} after it",
     "12.rollback.sentence": (
         "{before} tokens are in the cache before the round. The pass needs {blocks} blocks; {lost} rejected slots are "
-        "given back, and {after} tokens in {left} blocks stay."
+        "given back, and {after} tokens in {left} blocks stay. The small numbers are the physical blocks."
     ),
     "12.speedup.plain": "plain decoding",
+    "12.speedup.best": "best length",
+    "12.speedup.yours": "your setting",
     "12.speedup.axis": "guesses a pass",
     "12.speedup.unit": "times as fast",
     "12.speedup.title": "Best with {best} guesses a pass: {top:.2f} times as fast",

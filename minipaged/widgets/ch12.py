@@ -1,4 +1,4 @@
-"""Widgets of chapter 12: p against q for drafts of different depth, and when guessing pays."""
+"""Widgets of chapter 12: p against q for drafts of different depth, rollback, and when guessing pays."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from minipaged.block_manager import BlockManager
 from minipaged.plots.base import Picture
-from minipaged.plots.ch12 import overlap, speedup
+from minipaged.plots.ch12 import overlap, rollback, speedup
 from minipaged.sampling import SamplingParams
 from minipaged.speculative import probabilities
 from minipaged.widgets.base import Panel, widgets
@@ -55,6 +56,30 @@ def target_and_draft(
     return Panel(draw, controls, above=say("12.overlap.above", layers=num_layers))
 
 
+def roll_back() -> Panel:
+    """Tokens, block size, guesses and kept guesses over the block table before, in and after one pass."""
+    order = [5, 2, 6, 0, 7, 3, 9, 1, 8, 4, *range(10, 40)]
+
+    def draw(tokens: int, size: int, drafted: int, kept: int) -> Picture:
+        kept = min(kept, drafted)
+        manager = BlockManager(len(order), size, watermark=0, block_order=order)
+        manager.allocate(0, range(tokens - 1))  # the newest token is chosen and not yet in the cache
+        stages = [(manager.block_table(0), tokens - 1, 0, 0)]
+        manager.append_slots(0, 1 + drafted)
+        stages.append((manager.block_table(0), tokens, kept, drafted - kept))
+        manager.truncate(0, tokens + kept)
+        stages.append((manager.block_table(0), tokens + kept, 0, 0))
+        return rollback(stages, size)
+
+    def slider(name: str, value: int, low: int, high: int) -> Any:
+        return widgets.IntSlider(value, low, high, 1, description=say(f"12.rollback.{name}"), continuous_update=False)
+
+    sizes = widgets.Dropdown(options=[1, 2, 4, 8], value=4, description=say("12.rollback.size"))
+    controls = {"tokens": slider("tokens", 15, 2, 24), "size": sizes, "drafted": slider("drafted", 4, 0, 6)}
+    controls["kept"] = slider("kept", 1, 0, 6)
+    return Panel(draw, controls, above=say("12.rollback.above"))
+
+
 def pays_or_not(slope: float = 0.02) -> Panel:
     """Quality, draft length and price of a guess over the expected speed-up.
 
@@ -71,7 +96,7 @@ def pays_or_not(slope: float = 0.02) -> Panel:
 
     controls = {
         "rate": slider("rate", 0.7, 1.0, 0.05),
-        "count": widgets.IntSlider(4, 0, 10, 1, description=say("12.speedup.count"), continuous_update=False),
+        "count": widgets.IntSlider(2, 0, 10, 1, description=say("12.speedup.count"), continuous_update=False),
         "cost": slider("cost", 0.1, 1.0, 0.05),
         "slope": slider("slope", slope, 1.0, 0.02),
     }

@@ -149,6 +149,11 @@ WORDS: dict[str, str] = {
         "The target has {layers} layers; the draft has some of the same ones. Blue is kept, dotted is rejected, orange "
         "is where a rejected guess goes."
     ),
+    "12.rollback.tokens": "tokens in the text",
+    "12.rollback.size": "block size",
+    "12.rollback.drafted": "guesses",
+    "12.rollback.kept": "of these kept",
+    "12.rollback.above": "Before, in and after one pass. More than all guesses cannot be kept.",
     "12.speedup.rate": "guesses kept",
     "12.speedup.count": "guesses a pass",
     "12.speedup.cost": "price of a guess, steps",

@@ -35,6 +35,17 @@ def _no_max(p, q, guess, uniform, draw):
     return guess if uniform < min(1, p[guess] / q[guess]) else draw(_difference(p, q))
 
 
+def _forgets_return(p, q, guess, uniform, draw):
+    if uniform < p[guess] / q[guess]:
+        return guess
+    draw(_positive(_difference(p, q)))
+    return None
+
+
+def _blocks(tokens, size):
+    return -(-tokens // size)
+
+
 def _no_chance(p, q, guess, uniform, draw):
     return guess if p[guess] >= q[guess] else draw(_positive(_difference(p, q)))
 
@@ -55,20 +66,25 @@ WRONG = {
         (lambda p, q: _scaled(_positive(_difference(q, p))), "has just been rejected"),
         (lambda p, q: _scaled([abs(d) for d in _difference(p, q)]), "max, not abs"),
         (lambda p, q: _positive(_difference(p, q))[:1], "one number for each token"),
-        (lambda p, q: _scaled([min(a, b) for a, b in zip(p, q, strict=True)]), "for every token"),
+        (lambda p, q: _scaled([min(a, b) for a, b in zip(p, q, strict=True)]), "what stays after keeping"),
+        (lambda p, q: [1 / len(p)] * len(p), "for every token"),
     ],
     "check_12_biased_rule": [
         (_equality, "Equality is not the test"),
         (_matching, "is possible; keep it"),
         (_then_p, "you draw from p, not from the residual"),
-        (_no_max, "weights are not negative"),
+        (_no_max, "weights must be 0 or more"),
         (lambda p, q, guess, uniform, draw: guess, "that is q"),
         (_no_chance, "and p was wanted"),
+        (_forgets_return, "nothing was returned"),
         (lambda p, q, guess, uniform, draw: 9, "you write token 9"),
         (lambda p, q, guess, uniform, draw: q[9], "your code raised IndexError"),
     ],
     "check_12_rollback": [
         (lambda n, b, d, k: (rolled_back(n, b, d, k)[0] + 1, 0), "it stays"),
+        (lambda n, b, d, k: (d - k - 1, 0), "it keeps no slot"),
+        (lambda n, b, d, k: (d - k, _blocks(n - 1 + d, b) - _blocks(n - 1 + k, b)), "Count the newest token as well"),
+        (lambda n, b, d, k: (d - k, _blocks(n + d, b) - _blocks(n + k + 1, b)), "is not in the cache yet"),
         (lambda n, b, d, k: (k, 0), "all others stay"),
         (lambda n, b, d, k: (d - k, -(-(d - k) // b)), "something else still fills"),
         (lambda n, b, d, k: (d - k, (d - k) // b), "need not fill them"),
