@@ -18,18 +18,16 @@ import math
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 from minipaged.block_manager import AllocStatus, OutOfBlocksError
+from minipaged.engine import LLM, Prompt
 from minipaged.errors import InvalidInputError, MinipagedError, whole_number
 from minipaged.model_runner import Batch
 from minipaged.sampling import LogitsError, SamplingParams
 from minipaged.sharing import next_beams
-
-if TYPE_CHECKING:
-    from minipaged.engine import LLM, Prompt
 
 
 @dataclass(frozen=True)
@@ -155,6 +153,10 @@ def beam_search(
         OutOfBlocksError: the pool has no room for the prompt, or for the beams half-way.
         LogitsError: the model gave NaN.
     """
+    if not isinstance(llm, LLM):
+        raise InvalidInputError(f"llm is {type(llm).__name__}; pass the engine, LLM(...)")
+    if on_step is not None and not callable(on_step):
+        raise InvalidInputError(f"on_step is {on_step!r:.80}; pass a function that takes a BeamStep, or None")
     rules = _Rules.checked(llm, num_beams, max_tokens, length_penalty, early_stopping, ignore_eos, stop_token_ids)
     wanted = (
         num_beams if num_return_sequences is None else whole_number("num_return_sequences", num_return_sequences, 1)
@@ -163,7 +165,7 @@ def beam_search(
         raise InvalidInputError(f"num_return_sequences is {wanted} with {num_beams} beams; ask for at most one a beam")
     ids = llm._prompt_ids(prompt, 0)
     steps: list[BeamStep] = []
-    listeners = [*([steps.append] if record else []), *([on_step] if on_step else [])]
+    listeners = [*([steps.append] if record else []), *([on_step] if on_step is not None else [])]
     beams = _PagedBeams(llm, ids)
     try:
         try:
@@ -217,7 +219,7 @@ class _Rules:
             raise InvalidInputError(f'early_stopping is {early!r}; use True, False or "never"')
         shared = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_ids, ignore_eos=ignore_eos)
         real = isinstance(penalty, numbers.Real) and not isinstance(penalty, bool)
-        if not real or not abs(penalty) * math.log(shared.max_tokens + 1) < 700:  # e ** 709 is the largest float
+        if not real or not abs(penalty) < 700 / math.log(shared.max_tokens + 1):  # e ** 709 is the largest float
             raise InvalidInputError(
                 f"length_penalty is {penalty!r}; it must be a number, and {shared.max_tokens} ** length_penalty too. "
                 "Usual are 0 to 2; 0 compares plain sums"

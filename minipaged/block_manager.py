@@ -23,7 +23,8 @@ import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
+from typing import Any
 
 from minipaged.errors import InvalidInputError, MinipagedError, whole_number
 
@@ -95,6 +96,8 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_order: Iterable[int] | None = None) -> None:
         num_blocks = whole_number("num_blocks", num_blocks, 1)
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        if not isinstance(block_order, Iterable | None):
+            raise InvalidInputError(f"block_order is {block_order!r}; pass a list of block numbers, or None")
         first = [whole_number("a block of block_order", i) for i in (() if block_order is None else block_order)]
         if len(set(first)) != len(first) or not all(0 <= block_id < num_blocks for block_id in first):
             shown = f"{first[:8]}" + ("..." if len(first) > 8 else "")
@@ -164,8 +167,10 @@ class BlockManager:
     ) -> None:
         num_host_blocks = whole_number("num_host_blocks", num_host_blocks)
         block_size = whole_number("block_size", block_size, 1)
-        if not 0 <= watermark < 1:
-            raise InvalidInputError(f"watermark is {watermark}; it is a part of the pool, from 0 to below 1")
+        if not isinstance(watermark, Real) or isinstance(watermark, bool) or not 0 <= watermark < 1:
+            raise InvalidInputError(f"watermark is {watermark!r}; it is a part of the pool, from 0 to below 1")
+        if not isinstance(enable_prefix_caching, bool):
+            raise InvalidInputError(f"enable_prefix_caching is {enable_prefix_caching!r}; use True or False")
         self.pool = BlockPool(num_blocks, block_order)
         self.block_size = block_size
         self.watermark_blocks = int(watermark * num_blocks)
@@ -228,9 +233,9 @@ class BlockManager:
             extra: blocks that must stay free besides, for other samples of the same prompt.
 
         Raises:
-            InvalidInputError: there is no token.
+            InvalidInputError: there is no token, or `extra` is below 0.
         """
-        return self._plan(token_ids, watermark, extra)[0]
+        return self._plan(token_ids, watermark, whole_number("extra", extra))[0]
 
     def _plan(self, token_ids: Sequence[int], watermark: bool, extra: int = 0) -> tuple[AllocStatus, list[int]]:
         """The status of an admission, and the blocks that hold the K and V of its first tokens already."""
@@ -347,7 +352,7 @@ class BlockManager:
         Last first, because the free queue hands out in the order of return. The first blocks of a sequence (a system
         prompt, say) are the ones that another may find again in chapter 11, so they should be reused as late as can be.
         """
-        if seq_id in self._host_tables:
+        if _an_id(seq_id) in self._host_tables:
             self._host.give_back(reversed(self._host_tables.pop(seq_id)))
         else:
             self.pool.give_back(reversed(self._tables[self._known(seq_id)]))
@@ -383,7 +388,7 @@ class BlockManager:
             InvalidInputError: unknown sequence, or no host pool.
             OutOfBlocksError: the host pool has too few free blocks.
         """
-        seq_ids, host = list(seq_ids), self._host
+        seq_ids, host = _once(seq_ids), self._host
         if not self.can_swap_out(seq_ids):
             raise OutOfBlocksError(
                 f"the host pool has {host.num_free} free blocks of {len(host.blocks)}, too few for sequences "
@@ -441,7 +446,7 @@ class BlockManager:
         return list(moved.items())
 
     def _swapped(self, seq_id: int) -> int:
-        if seq_id not in self._host_tables:
+        if _an_id(seq_id) not in self._host_tables:
             raise InvalidInputError(f"sequence {seq_id!r} is not swapped out")
         return seq_id
 
@@ -521,6 +526,7 @@ class BlockManager:
             InvalidInputError: unknown sequence, or fewer tokens than `num_tokens`.
         """
         held, size = self._num_tokens[self._known(seq_id)], self.block_size
+        num_tokens = num_tokens if type(num_tokens) is int else whole_number("num_tokens", num_tokens)
         known = self._token_ids.get(seq_id, ()) if token_ids is None else token_ids
         if not 0 <= num_tokens <= held or (token_ids is not None and len(token_ids) < num_tokens):
             raise InvalidInputError(
@@ -569,17 +575,21 @@ class BlockManager:
     def _tokens_in(self, token_ids: Sequence[int], number: int) -> tuple[int, ...]:
         """The tokens of full block `number` of a text, as plain ints: a numpy array's and a list's are the same."""
         start = number * self.block_size
-        return tuple(map(operator.index, token_ids[start : start + self.block_size]))
+        ids = token_ids[start : start + self.block_size]
+        try:
+            return tuple(map(operator.index, ids))
+        except TypeError:
+            raise InvalidInputError(
+                f"token ids {list(ids)!r:.80}: with prefix caching they are whole numbers"
+            ) from None
 
     def _known(self, seq_id: int) -> int:
-        if seq_id not in self._tables:
+        if _an_id(seq_id) not in self._tables:
             raise InvalidInputError(f"no sequence {seq_id!r} here; admitted are {sorted(self._tables)[:10]}")
         return seq_id
 
     def _unused(self, seq_id: int) -> int:
-        if isinstance(seq_id, bool) or not isinstance(seq_id, Integral):
-            raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
-        if seq_id in self._tables or seq_id in self._host_tables:
+        if _an_id(seq_id) in self._tables or seq_id in self._host_tables:
             raise InvalidInputError(f"sequence {seq_id} is admitted already; free it first, or choose another id")
         return seq_id
 
@@ -677,9 +687,18 @@ def _distinct(tables: Iterable[list[int]]) -> int:
     return len({block_id for table in tables for block_id in table})
 
 
+def _an_id(seq_id: Any) -> int:
+    """A sequence's id; True and 1.0 are none, though a dictionary takes them for 1."""
+    if type(seq_id) is not int and (isinstance(seq_id, bool) or not isinstance(seq_id, Integral)):
+        raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
+    return seq_id
+
+
 def _once(seq_ids: Iterable[int]) -> list[int]:
     """The ids, once it is known that none comes twice: its second move would find nothing and lose the first."""
-    seq_ids = list(seq_ids)
+    if not isinstance(seq_ids, Iterable):
+        raise InvalidInputError(f"seq_ids is {seq_ids!r}; pass a list of sequences")
+    seq_ids = [_an_id(seq_id) for seq_id in seq_ids]
     if len(set(seq_ids)) < len(seq_ids):
         raise InvalidInputError(f"sequences {seq_ids} name one twice; each can be moved once")
     return seq_ids

@@ -180,7 +180,8 @@ class LLM:
         if reserve not in ("on_demand", "max_len"):
             raise InvalidInputError(f'reserve is {reserve!r}; use "on_demand" or "max_len"')
         options = {"preemption": preemption, "batching": batching}
-        Scheduler(BlockManager(1), max_num_seqs, max_num_batched_tokens, **options)  # says what is wrong with them
+        one_block = BlockManager(1, enable_prefix_caching=enable_prefix_caching)
+        Scheduler(one_block, max_num_seqs, max_num_batched_tokens, **options)  # says what is wrong with them
         _whole("block_size", block_size, 1)
         _whole("num_blocks", num_blocks, 1, optional=True)
         _whole("num_host_blocks", num_host_blocks, 0, optional=True)
@@ -638,9 +639,13 @@ def _blocks_that_fit(model: Any, block_size: int, max_num_seqs: int, max_model_l
     spec = KVCacheSpec.from_config(model.config)
     dtype = str(model.dtype).removeprefix("torch.")
     each = spec.allocated_bytes([block_size], block_size, dtype=dtype, mla="expanded", hybrid="full")
-    fits = int(_memory_share(model.device) // each)
+    share = int(_memory_share(model.device))
+    fits = share // each
     if fits < 1:
-        raise InvalidInputError(f"one block of {each:,} bytes does not fit the free memory; pass num_blocks")
+        raise InvalidInputError(
+            f"one block of {each:,} bytes does not fit the {share:,} bytes that the pool may take of the free memory: "
+            "use a smaller block_size, or pass num_blocks"
+        )
     return max(1, min(wanted, fits))
 
 

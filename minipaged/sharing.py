@@ -16,6 +16,7 @@ a model chose, and `Saving.of_tables` counts that.
 from __future__ import annotations
 
 import itertools
+import numbers
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -139,6 +140,9 @@ def token_estimate(requests: Iterable[Request], n: int) -> float:
         n: samples of each.
     """
     requests, n = list(requests), whole_number("n", n, 1)
+    for length in itertools.chain.from_iterable(requests):
+        if not isinstance(length, numbers.Real) or not length >= 0:
+            raise InvalidInputError(f"a length is {length!r}; lengths are numbers of tokens, and not below 0")
     prompts = sum(prompt_len for prompt_len, _ in requests)
     tokens = sum(prompt_len + output_len for prompt_len, output_len in requests)
     if not tokens > 0:
@@ -194,8 +198,9 @@ def saved_by_beams(
 
 
 def _one_each(parents: Sequence[int], k: int) -> Sequence[int]:
-    if len(parents) != k:
-        raise InvalidInputError(f"{len(parents)} parents for {k} beams; give one for each beam")
+    if not hasattr(parents, "__len__") or len(parents) != k:
+        given = len(parents) if hasattr(parents, "__len__") else repr(parents)
+        raise InvalidInputError(f"{given} parents for {k} beams; give one for each beam")
     return parents
 
 
@@ -215,20 +220,23 @@ def next_beams(manager: BlockManager, beams: Sequence[int], parents: Sequence[in
         The sequence id of each beam of the next step, in the order of `parents`.
 
     Raises:
-        InvalidInputError: a parent that is no index of `beams`; nothing was changed.
+        InvalidInputError: a parent that is no index of `beams`, or a new id that is in use; nothing was changed.
     """
-    wrong = [parent for parent in parents if not 0 <= parent < len(beams)]
+    parents, there = list(parents), range(len(beams))
+    wrong = [p for p in parents if isinstance(p, bool) or not isinstance(p, numbers.Integral) or p not in there]
     if wrong:
         raise InvalidInputError(f"beam {wrong[0]} is to go on; there are beams 0 to {len(beams) - 1}")
-    for index in set(range(len(beams))) - set(parents):
-        manager.free(beams[index])
     kept: set[int] = set()
-    following = []
+    following, forks = [], {}  # forks: new id -> the beam that it copies
     for parent in parents:
-        following.append(next(ids) if parent in kept else beams[parent])
+        following.append(manager._unused(next(ids)) if parent in kept else beams[parent])
         if parent in kept:
-            manager.fork(beams[parent], following[-1])
+            forks[following[-1]] = beams[parent]
         kept.add(parent)
+    for index in set(there) - kept:
+        manager.free(beams[index])
+    for new_id, beam in forks.items():
+        manager.fork(beam, new_id)
     return following
 
 

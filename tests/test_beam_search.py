@@ -332,6 +332,11 @@ def test_ctrl_c_between_any_two_lines_leaves_every_block_free_and_the_next_searc
         ({"length_penalty": math.nan}, "length_penalty is nan"),
         ({"length_penalty": "1"}, "length_penalty is '1'"),
         ({"length_penalty": 1e6}, "length_penalty is 1000000.0"),
+        ({"length_penalty": 10**400}, "length_penalty is 10000"),
+        ({"on_step": 5}, "on_step is 5; pass a function"),
+        ({"on_step": ""}, "on_step is ''; pass a function"),
+        ({"llm": "gpt2"}, "llm is str; pass the engine"),
+        ({"llm": None}, "llm is NoneType; pass the engine"),
         ({"num_return_sequences": 4}, "num_return_sequences is 4 with 3 beams"),
         ({"num_return_sequences": 0}, "num_return_sequences is 0"),
         ({"stop_token_ids": 5}, "stop_token_ids is 5"),
@@ -344,9 +349,9 @@ def test_ctrl_c_between_any_two_lines_leaves_every_block_free_and_the_next_searc
     ],
 )
 def test_input_that_cannot_be_right_is_named(llm, options, words):
-    arguments = {"prompt": {"prompt_token_ids": [5, 6]}, "num_beams": 3, **options}
+    arguments = {"llm": llm, "prompt": {"prompt_token_ids": [5, 6]}, "num_beams": 3, **options}
     with pytest.raises(InvalidInputError, match=words):
-        beam_search(llm, arguments.pop("prompt"), arguments.pop("num_beams"), **arguments)
+        beam_search(**arguments)
 
 
 def test_the_model_s_length_ends_a_search(model):

@@ -283,6 +283,12 @@ def test_impossible_requests_are_named_and_the_others_go_on():
         (lambda: BlockManager(4, block_order=[4]), "outside 0 to 3"),
         (lambda: BlockManager(4).allocate("a", [1]), "known by an integer"),
         (lambda: BlockManager(4).free(3), "no sequence 3"),
+        (lambda: BlockManager(4, watermark="0.1"), "watermark is '0.1'"),
+        (lambda: BlockManager(4, watermark=None), "watermark is None"),
+        (lambda: BlockManager(4, watermark=float("nan")), "watermark is nan"),
+        (lambda: BlockManager(4, block_order=3), "block_order is 3"),
+        (lambda: BlockManager(4, enable_prefix_caching="no"), "enable_prefix_caching is 'no'"),
+        (lambda: BlockManager(4).can_allocate([1], extra=-50), "extra is -50"),
         (lambda: Paged(16).reset(15), "no block of 16"),
     ],
 )
@@ -384,6 +390,37 @@ def test_numpys_counts_are_counts_and_others_are_not():
     with pytest.raises(InvalidInputError, match="block_order is 1.0"):
         BlockManager(8, block_order=[1.0])
     assert manager.num_tokens(5) == 5 and manager.num_free_blocks == 5
+
+
+def test_true_and_one_point_zero_are_no_ids_though_they_equal_one():
+    manager = BlockManager(8, 2, watermark=0, num_host_blocks=8, enable_prefix_caching=True)
+    manager.allocate(0, [1, 2, 3])
+    manager.allocate(1, [4, 5, 6])
+    manager.swap_out([1])
+    before = state(manager)
+    for wrong in (False, True, 0.0, 1.0, None, [0], "0"):
+        for call in (
+            lambda wrong=wrong: manager.free(wrong),
+            lambda wrong=wrong: manager.num_tokens(wrong),
+            lambda wrong=wrong: manager.append_slots(wrong),
+            lambda wrong=wrong: manager.truncate(wrong, 0),
+            lambda wrong=wrong: manager.fork(wrong, 5),
+            lambda wrong=wrong: manager.swap_out([wrong]),
+            lambda wrong=wrong: manager.swap_in([wrong]),
+            lambda wrong=wrong: manager.blocks_to_swap_in({(wrong if wrong != [0] else None): 3}),
+        ):
+            with pytest.raises(InvalidInputError, match="known by an integer"):
+                call()
+    for call in (manager.swap_out, manager.swap_in):
+        with pytest.raises(InvalidInputError, match="seq_ids is 0; pass a list"):
+            call(0)
+    with pytest.raises(InvalidInputError, match="num_tokens is 2.5"):
+        manager.mark_computed(0, 2.5)
+    with pytest.raises(InvalidInputError, match="they are whole numbers"):
+        manager.mark_computed(0, 3, [1.5, 2, 3])
+    with pytest.raises(InvalidInputError, match="they are whole numbers"):
+        manager.allocate(2, ["a", "b", "c"])
+    assert state(manager) == before
 
 
 def test_a_sequence_named_twice_is_not_half_moved():

@@ -194,6 +194,7 @@ def test_bad_input_is_refused_before_anything_runs(model, prompt, params, words)
         (dict(num_blocks="8"), "num_blocks is '8'"),
         (dict(block_size=True), "block_size is True"),
         (dict(seed=None), "seed is None"),
+        (dict(enable_prefix_caching="no"), "enable_prefix_caching is 'no'; use True or False"),
         (dict(seed=-3), "seed is -3"),
         (dict(attention_backend="flash"), 'unknown backend "flash"'),
     ],
@@ -298,6 +299,12 @@ def test_a_stream_that_is_dropped_gives_its_blocks_back(course_model):
 def test_without_num_blocks_a_share_of_the_memory_is_taken(model):
     llm = LLM(model, max_num_seqs=3)
     assert llm.manager.num_blocks == 3 * 256 // 16
+
+
+def test_a_block_that_does_not_fit_says_how_much_is_free(model, monkeypatch):
+    monkeypatch.setattr("minipaged.engine._memory_share", lambda device: 1000.0)
+    with pytest.raises(InvalidInputError, match="does not fit the 1,000 bytes that the pool may take"):
+        LLM(model)
 
 
 def interrupt_at(call, where):

@@ -124,12 +124,20 @@ def test_beams_are_freed_kept_and_forked():
     assert [manager.pool.blocks[block].ref_count for block in tables[2]] == [3, 2]
 
 
-@pytest.mark.parametrize("parents", [[0, 3], [-1, 0]])
+@pytest.mark.parametrize("parents", [[0, 3], [-1, 0], [0, 0.5], [0.0, 0], [0, True], [0, "a"], [None]])
 def test_a_parent_that_is_none_is_named_and_nothing_changes(parents):
     manager, ids = BlockManager(12, 4, watermark=0), itertools.count()
     beams = sharing.fork_from_prompt(manager, 6, 3, ids)
     with pytest.raises(InvalidInputError, match="there are beams 0 to 2"):
         next_beams(manager, beams, parents, ids)
+    assert manager.seq_ids == beams
+
+
+def test_a_new_beam_whose_id_is_in_use_is_refused_before_anybody_is_freed():
+    manager = BlockManager(12, 4, watermark=0)
+    beams = sharing.fork_from_prompt(manager, 6, 3, itertools.count())
+    with pytest.raises(InvalidInputError, match="sequence 1 is admitted already"):
+        next_beams(manager, beams, [0, 0], iter([1]))
     assert manager.seq_ids == beams
 
 
@@ -156,7 +164,13 @@ def test_recorded_tables_are_counted_as_the_manager_counts_them():
         (lambda: saved_by_sampling([], 2), "no requests"),
         (lambda: saved_by_beams([(3, 4)], 2.5), "k is 2.5"),
         (lambda: saved_by_beams([(3, 4)], 2, parents=lambda k: [0]), "1 parents for 2 beams"),
+        (lambda: saved_by_beams([(3, 4)], 2, parents=lambda k: None), "None parents for 2 beams"),
+        (lambda: saved_by_beams([(3, 4)], 2, parents=lambda k: [0, 0.5]), "beam 0.5 is to go on"),
         (lambda: token_estimate([], 2), "no tokens to count"),
+        (lambda: token_estimate([(-5, 8)], 2), "a length is -5"),
+        (lambda: token_estimate([(3, -1)], 2), "a length is -1"),
+        (lambda: token_estimate([(float("nan"), 8)], 2), "a length is nan"),
+        (lambda: token_estimate([("a", 8)], 2), "a length is 'a'"),
     ],
 )
 def test_input_that_cannot_be_right_is_named(call, words):
