@@ -71,6 +71,7 @@ def test_every_file_of_the_package_is_in_the_wheel_and_nothing_from_beside_it(wh
 def test_the_imports_of_every_notebook_resolve_with_the_wheel_alone(installed):
     statements = sorted({statement for path in NOTEBOOKS for statement in imports_of(path)})
     assert not [text for text in statements if text.split()[1].split(".")[0] in BESIDE]
+    statements = [text for text in statements if text != "import vllm"]  # chapter 13 asks first whether it is there
     code = "import os; os.environ.setdefault('TRITON_INTERPRET', '1')\n" + "\n".join(statements)
     told = run_alone(installed, code + "\nimport minipaged; print(minipaged.__file__)")
     assert told.startswith(str(installed[0])), f"the checkout was imported instead: {told}"
