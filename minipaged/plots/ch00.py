@@ -49,19 +49,19 @@ class Chapter:
 
 COURSE = (  # the index is the chapter's number; a need that follows from another one is left out
     Chapter("00_start_here", (), 50, 20),
-    Chapter("01_autoregressive_decoding", (0,), 100, 45),
-    Chapter("02_tensor_shapes", (1,), 90, 15),
-    Chapter("03_attention", (2,), 100, 15),
+    Chapter("01_autoregressive_decoding", (0,), 100, 40),
+    Chapter("02_tensor_shapes", (1,), 90, 10),
+    Chapter("03_attention", (2,), 100, 10),
     Chapter("04_naive_kv_cache", (3,), 90, 40),
-    Chapter("05_kv_cache_size", (4,), 80, 15),
+    Chapter("05_kv_cache_size", (4,), 80, 10),
     Chapter("06_fragmentation", (5,), 100, 15),
-    Chapter("07_paged_kv_cache", (6,), 75, 35),
-    Chapter("08_paged_attention", (7,), 100, 25),
-    Chapter("09_triton_kernel", (8,), 100, 30),
-    Chapter("10_continuous_batching", (8,), 85, 60),
-    Chapter("11_sharing", (10,), 95, 40),
-    Chapter("12_speculative_decoding", (10,), 75, 40),
-    Chapter("13_from_minipaged_to_vllm", (9, 11, 12)),
+    Chapter("07_paged_kv_cache", (6,), 75, 20),
+    Chapter("08_paged_attention", (7,), 100, 20),
+    Chapter("09_triton_kernel", (8,), 100, 25),
+    Chapter("10_continuous_batching", (8,), 85, 40),
+    Chapter("11_sharing", (10,), 95, 30),
+    Chapter("12_speculative_decoding", (10,), 75, 70),
+    Chapter("13_from_minipaged_to_vllm", (9, 11, 12), 90, 20),
 )
 _PARTS = ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12, 13))  # the rows of the map
 
