@@ -44,7 +44,9 @@ def fork_write_free(prompt: int = 19, n: int = 2, written: int = 0) -> Panel:
 
     def draw(prompt: int, n: int, written: int, ended: int) -> Picture:
         manager, copies, total = samples(prompt, n, written, ended)
-        return shared_pool(tables_of(manager), POOL, copies=copies, total_copies=total)
+        shown = shared_pool(tables_of(manager), POOL, copies=copies, total_copies=total)
+        lengths = say("11.fork.lengths", prompt=prompt, written=written)  # every control is heard in the sentence
+        return Picture(shown.figure, f"{lengths} {shown.sentence}", data=shown.data)
 
     def slider(name: str, value: int, low: int, high: int) -> Any:
         text = say(f"11.fork.{name}")

@@ -122,6 +122,7 @@ WORDS: dict[str, str] = {
     "10.serve.policy": "policy",
     "10.serve.load": "steps between arrivals",
     # 11 sharing
+    "11.fork.lengths": "Prompt {prompt}, written by each {written}:",
     "11.fork.above": (
         "One prompt, several samples, blocks of 16. All are forked from the first; then each writes in turn; then the "
         "last ones end. The real block manager runs."
