@@ -568,10 +568,7 @@ class LLM:
     def _append(self, one: _Sample, token: int, logits: torch.Tensor) -> None:
         one.seq.token_ids.append(token)
         if one.params.logprobs is not None:
-            all_of_them = logits.float().log_softmax(-1)
-            best = all_of_them.topk(min(one.params.logprobs, len(all_of_them)))
-            entry = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-            entry.setdefault(token, all_of_them[token].item())
+            entry = best_logprobs(logits, token, one.params.logprobs)
             one.logprobs.append(entry)
             one.cumulative_logprob += entry[token]
         if token in one.stop_ids:
@@ -615,6 +612,19 @@ class LLM:
             one.seq.finish_reason,
             one.seq.note or one.stop_reason,
         )
+
+
+def best_logprobs(logits: torch.Tensor, token: int, count: int) -> dict[int, float]:
+    """Log-probabilities of the `count` best tokens and of the chosen one, by the model itself: before any cut.
+
+    Args:
+        logits: [vocab].
+    """
+    all_of_them = logits.float().log_softmax(-1)
+    best = all_of_them.topk(min(count, len(all_of_them)))
+    entry = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    entry.setdefault(token, all_of_them[token].item())
+    return entry
 
 
 def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:

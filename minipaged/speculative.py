@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 
 from minipaged.block_manager import AllocStatus, BlockManager, OutOfBlocksError, blocks_needed
-from minipaged.engine import LLM, CompletionOutput, Prompt, RequestOutput
+from minipaged.engine import LLM, CompletionOutput, Prompt, RequestOutput, best_logprobs
 from minipaged.errors import InvalidInputError, MinipagedError, whole_number
 from minipaged.model_runner import Batch, ModelRunner
 from minipaged.models import load_model
@@ -551,7 +551,7 @@ class _Text:
         for token_id, row in zip([*drafted[:kept], token], logits, strict=False):
             written.append(token_id)
             if self.params.logprobs is not None:
-                self.logprobs.append(_best(row, token_id, self.params.logprobs))
+                self.logprobs.append(best_logprobs(row, token_id, self.params.logprobs))
             if token_id in self.stop_ids:
                 self.finish_reason = "stop"
                 break
@@ -589,15 +589,6 @@ def _run(
     batch = Batch()
     batch.add(list(new_ids), num_computed, manager.block_table(seq_id), manager.block_size)
     return runner.run(batch, range(len(new_ids) - rows, len(new_ids)))
-
-
-def _best(logits: torch.Tensor, token: int, count: int) -> dict[int, float]:
-    """Log-probabilities of the best tokens and of the chosen one, by the model itself: before temperature and cuts."""
-    all_of_them = logits.float().log_softmax(-1)
-    best = all_of_them.topk(min(count, len(all_of_them)))
-    entry = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    entry.setdefault(token, all_of_them[token].item())
-    return entry
 
 
 def _refuse_unless_llm(llm: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from minipaged.engine import LLM
 from minipaged.errors import InvalidInputError
 from minipaged.sampling import LogitsError, SamplingParams
 from minipaged.sharing import Saving
+from tests.interrupts import interrupt_at
 from tests.tiny_models import tiny_ids, tiny_model
 
 MANY_STOPS = (2, 17, *range(40, 48))  # of 97 tokens, 10 end a text: some texts end early
@@ -280,35 +280,16 @@ def test_a_search_says_so_when_the_engine_has_started_empty(llm):
         search(llm, ids_of(6), 3, on_step=restart)
 
 
-def interrupted_at(call, where):
-    """Run `call` and raise KeyboardInterrupt at the `where`-th line of the search; False when it ended before."""
-    seen = 0
-
-    def trace(frame, event, arg):
-        nonlocal seen
-        if not frame.f_code.co_filename.endswith(("beam_search.py", "engine.py", "block_manager.py", "sharing.py")):
-            return None
-        seen += event == "line"
-        if event == "line" and seen == where:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
+def of_the_search(name):
+    """A file in which a search changes something."""
+    return name.endswith(("beam_search.py", "engine.py", "block_manager.py", "sharing.py"))
 
 
 def test_ctrl_c_between_any_two_lines_leaves_every_block_free_and_the_next_search_right():
     small = LLM(tiny_model("llama", num_hidden_layers=1), num_blocks=12, block_size=2)
     call = lambda: search(small, ids_of(3), 2, max_tokens=3, stops=())
     wanted, where = call(), 1
-    while interrupted_at(call, where):
+    while interrupt_at(call, where, of_the_search):
         small._whole_again()  # what the next call does first
         assert small.manager.num_used_blocks == 0 and small.manager.seq_ids == [], where
         where += 5
