@@ -7,9 +7,9 @@ import hashlib
 import itertools
 import json
 import random
-import sys
 import threading
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from minipaged.engine import LLM, EngineBusyError, InterruptedStreamError, Unfin
 from minipaged.errors import InvalidInputError, MinipagedError
 from minipaged.sampling import LogitsError, SamplingParams
 from minipaged.speculative import speculative_generate
+from tests.calls import count_calls
 from tests.interrupts import interrupt_at
 from tests.tiny_models import tiny_model
 
@@ -592,19 +593,16 @@ def test_two_thousand_short_requests_with_random_cancellations_leave_the_pool_wh
 def test_queueing_thousands_costs_linear_time(model):
     """Calls are counted, not seconds: queueing 4,000 requests costs ten times what 400 cost."""
     llm = LLM(model, num_blocks=40)
+    llm.runner.run = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     counts = {}
-    for n in (400, 4000):
-        work, events = prompts([3] * n), []
-        run, llm.runner.run = llm.runner.run, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
-        sys.setprofile(lambda frame, event, arg, events=events: events.append(event))
-        try:
+
+    def queue_and_stop(work):
+        with pytest.raises(KeyboardInterrupt):
             llm.generate(work, greedy(5), use_tqdm=False)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
-            llm.runner.run = run
-        counts[n] = len(events)
+
+    for n in (400, 4000):
+        work = prompts([3] * n)
+        counts[n] = count_calls(partial(queue_and_stop, work))
     assert counts[4000] < 10.5 * counts[400], counts
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from minipaged.block_manager import BlockManager, blocks_needed
 from minipaged.errors import InvalidInputError
 from minipaged.scheduler import Scheduler, Sequence, SequenceStatus
+from tests.calls import count_calls
 from tests.test_block_manager import assert_sound
 
 
@@ -266,11 +265,5 @@ def test_work_of_a_step_does_not_grow_with_the_queue():
         scheduler = Scheduler(BlockManager(50), 8, 64)
         for i in range(n):
             scheduler.add(sequence(i, 3, 2))
-        events = []
-        sys.setprofile(lambda frame, event, arg, events=events: events.append(event))
-        try:
-            scheduler.schedule()
-        finally:
-            sys.setprofile(None)
-        looks[n] = len(events)
+        looks[n] = count_calls(scheduler.schedule)
     assert looks[4000] <= looks[100] + 5
