@@ -56,10 +56,8 @@ def test_an_entry_has_two_languages_a_chapter_and_a_short_definition(anchors, te
     assert re.search("[\u4e00-\u9fff]", chinese) or term == chinese == "Triton"
     assert FIXED.get(term, chinese) == chinese
     assert definition.endswith(".") and len(re.findall(r"[.?](?: |$)", definition)) <= 2
-    number = int(re.fullmatch(r"(?:\[chapter (\d+)\]\(.*\)|chapter (\d+))", place).expand(r"\1\2"))
-    if place.startswith("["):
-        target = ROOT / re.search(r"\((.*)\)", place)[1]
-        assert target.exists() and int(target.name[:2]) == number
+    number, target = re.fullmatch(r"\[chapter (\d+)\]\((.*)\)", place).groups()
+    assert (ROOT / target).exists() and int(Path(target).name[:2]) == int(number)
 
 
 def test_the_fixed_words_are_all_there():
@@ -77,6 +75,26 @@ def test_links_into_the_glossary_reach_a_word():
             text = "\n".join(cell.source for cell in nbformat.reads(text, as_version=4).cells)
         for anchor in re.findall(r"GLOSSARY\.md#([^)\s]+)\)", text):
             assert anchor in ANCHORS, f"{path.name}: GLOSSARY.md#{anchor}"
+
+
+def links_of(notebook):
+    """The anchors that a notebook's text links, in the order of reading."""
+    cells = nbformat.read(notebook, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return re.findall(r"GLOSSARY\.md#([^)\s]+)\)", text)
+
+
+@pytest.mark.parametrize("notebook", sorted(ROOT.glob("notebooks/**/[0-9][0-9]_*.ipynb")), ids=lambda path: path.name)
+def test_a_chapter_links_each_word_that_it_teaches_and_links_no_word_twice(notebook):
+    taught = [(term, anchors) for anchors, term, _, place, _ in ENTRIES if place.endswith(f"{notebook.name})")]
+    links = links_of(notebook)
+    assert [term for term, anchors in taught if not set(re.findall(r'"([^"]+)"', anchors)) & set(links)] == []
+    assert len(links) == len(set(links))
+
+
+def test_every_chapter_teaches_words():
+    chapters = {int(re.search(r"chapter (\d+)", place)[1]) for *_, place, _ in ENTRIES}
+    assert chapters == set(range(14))
 
 
 def test_the_front_doors_link_the_glossary():
