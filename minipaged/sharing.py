@@ -81,9 +81,9 @@ def saved_by_sampling(
     Each sample ends at a length of its own, as random texts do: the first has the request's output length, the others
     that of a request drawn from the list. A sample that has ended shares nothing any more.
 
-    On `alpaca_like` lengths this gives about 4.7 / 8.4 / 10.0 % for 2, 4 and 6 samples; figure 15 has 6.09 / 8.53 /
+    On `alpaca_like` lengths this gives about 4.7 / 8.4 / 10.0% for 2, 4 and 6 samples; figure 15 has 6.09 / 8.53 /
     9.79. With samples of one length it gives 7.8 / 11.7 / 13.0. The paper does not say how long its samples were. On
-    ShareGPT, where it has 16.2 to 30.5 %, samples of one length come nearer (17 to 28, `sharegpt_like`) than these do
+    ShareGPT, where it has 16.2 to 30.5%, samples of one length come nearer (17 to 28, `sharegpt_like`) than these do
     (10 to 22).
 
     Args:
@@ -133,7 +133,7 @@ def token_estimate(requests: Iterable[Request], n: int) -> float:
     """The estimate that counts tokens and not blocks: the prompts' part of all tokens, times (n - 1) / n.
 
     All samples have the same length and are looked at when they end. It is about twice what whole blocks save: with the
-    mean lengths of Alpaca, 19.31 and 58.45, it gives 12.4 / 18.6 / 20.7 % for 2, 4 and 6 samples.
+    mean lengths of Alpaca, 19.31 and 58.45, it gives 12.4 / 18.6 / 20.7% for 2, 4 and 6 samples.
 
     Args:
         requests: (prompt length, output length) of each; means will do.
@@ -163,7 +163,7 @@ def saved_by_beams(
 ) -> Saving:
     """What k beams of each prompt save by sharing, summed over all passes of the model.
 
-    This is a model of beams, not a measurement. With parents drawn at random it gives about 39 / 58 / 63 % for 2, 4 and
+    This is a model of beams, not a measurement. With parents drawn at random it gives about 39 / 58 / 63% for 2, 4 and
     6 beams of `alpaca_like` lengths; figure 15 says 37.56 / 53.13 / 55.16, so the more beams, the more it is above. No
     choice of parents shares more than "all continue beam 0", which gives 40 / 59 / 66. Real beams are not drawn: good
     ones have more children, and they end at different lengths; neither is in here, and nothing was tuned.

@@ -49,9 +49,11 @@ def test_guess_runs_blank_and_filled(capsys):
     exercises.guess(5, 20, "passes")
     exercises.guess(20, 20, "passes")
     exercises.guess("K and V", "K and V")
+    exercises.guess(9, 8.9, "%")
     assert capsys.readouterr().out.splitlines() == [
         "no guess yet | computed: 20 passes",
         "your guess: 5 passes (look again) | computed: 20 passes",
         "your guess: 20 passes (right) | computed: 20 passes",
         "your guess: K and V (right) | computed: K and V",
+        "your guess: 9% (look again) | computed: 8.9%",
     ]

@@ -36,7 +36,7 @@ def figure_2():
 
 
 def test_the_paged_bar_is_as_high_as_the_paper_s(figure_2):
-    """96.3 % of the KV memory held token states in the paper (vLLM, figure 2)."""
+    """96.3% of the KV memory held token states in the paper (vLLM, figure 2)."""
     assert 95.5 <= figure_2["Paged(16)"]["tokens"] <= 98.5
 
 

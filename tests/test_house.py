@@ -7,8 +7,10 @@ import importlib.util
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
+import nbformat
 import pytest
 
 import minipaged
@@ -129,3 +131,30 @@ def test_links_of_the_readme_resolve_and_its_pictures_have_alt_text():
             assert (root / target.partition("#")[0]).exists(), target
     for notebook in (root / "notebooks").glob("[0-9][0-9]_*.ipynb"):
         assert f"(notebooks/{notebook.name})" in text, f"{notebook.name} is not in the chapter table"
+
+
+def reader_facing():
+    """(where, text) of everything a reader reads as prose or as a printed result; program text is left out."""
+    root, fence = PACKAGE.parent, re.compile(r"^```.*?^```", re.M | re.S)
+    for path in [*root.glob("*.md"), *root.glob("notebooks/**/[0-9][0-9]_*.ipynb")]:
+        if path.suffix == ".md":
+            yield path.name, fence.sub("", path.read_text(encoding="utf-8"))
+            continue
+        for cell in nbformat.read(path, as_version=4).cells:
+            where = f"{path.relative_to(root)}: {cell['id']}"
+            if cell.cell_type == "markdown":
+                yield where, fence.sub("", cell.source)
+            for output in cell.get("outputs", []):
+                data = output.get("data", {})
+                yield where, "\n".join([output.get("text", ""), data.get("text/plain", ""), data.get("text/html", "")])
+    for folder, name in product(("plots", "widgets", "exercises"), ("words", "words_zh")):
+        tree = ast.parse((PACKAGE / folder / f"{name}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{folder}/{name}.py", node.value
+
+
+def test_a_per_cent_sign_stands_at_its_number():
+    """One style everywhere: 81%, and no space before the sign."""
+    for where, text in reader_facing():
+        assert not re.findall(r"[^\n]*[\d}][\u0020\u00a0\u202f]%[^\n]*", text), where

@@ -69,9 +69,9 @@ def test_choosing_a_block_size():
     panel.controls["tokens"].value = 78
     panel.controls["size"].value = 256
     assert "178.0 empty slots and 1.0 table entries" in panel.sentence  # 1 to 155 tokens: one block each
-    assert "30.5 % of the slots are used" in panel.sentence
+    assert "30.5% of the slots are used" in panel.sentence
     panel.controls["size"].value = 1
-    assert "100.0 %" in panel.sentence
+    assert "100.0%" in panel.sentence
 
 
 def test_labels_show_what_the_font_has_and_ids_otherwise():

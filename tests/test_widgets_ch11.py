@@ -11,9 +11,9 @@ from minipaged.widgets.ch11 import POOL, fork_write_free, samples, step_through_
 
 def test_nineteen_tokens_share_two_blocks_until_somebody_writes():
     panel = fork_write_free()
-    assert "2 blocks of 32 are in use, 2 of them shared: 50 % less" in panel.sentence
+    assert "2 blocks of 32 are in use, 2 of them shared: 50% less" in panel.sentence
     panel.controls["written"].value = 1
-    assert "3 blocks of 32 are in use, 1 of them shared: 25 % less" in panel.sentence
+    assert "3 blocks of 32 are in use, 1 of them shared: 25% less" in panel.sentence
     assert "Copies made: 1." in panel.sentence
     panel.controls["prompt"].value = 16  # the last block is full: nothing is copied
     assert "Copies made: 0." in panel.sentence and "1 of them shared" in panel.sentence
@@ -94,7 +94,7 @@ def test_the_pictures_say_their_numbers():
         and "beam search, here, beams drawn at random: 39.0, 58.0" in saved.sentence
     )
     prefill = plots.prefill(["1", "2"], [110, 14], [0, 96])
-    assert "96 of them (44 %) were found" in prefill.sentence and prefill.data["computed"] == 124
+    assert "96 of them (44%) were found" in prefill.sentence and prefill.data["computed"] == 124
     rows = plots.next_row([("continuous + paged", 80, 2000, 5.0), ("+ prefix caching", 60, 900, 7.25)])
     assert "+ prefix caching: 60 steps, 900 tokens computed, 7.2 requests running" in rows.sentence
     assert rows.figure.get_suptitle() == (

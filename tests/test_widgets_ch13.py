@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,18 @@ def test_every_part_of_the_map_is_in_vllm():
     assert seen["version"] == plots.VLLM
     for part in plots.PARTS:
         assert part.symbol in seen["files"][part.path], part
+
+
+def test_the_notebooks_read_one_version_of_vllm_and_name_files_that_it_has():
+    seen = json.loads((CASES / "vllm_symbols.json").read_text())
+    minor = seen["version"].rpartition(".")[0]
+    for path in sorted((PACKAGE.parent / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        text = "\n".join(cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+                         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])  # fmt: skip
+        assert set(re.findall(r"vLLM (0\.\d+)", text)) <= {minor}, path.name
+        listed = re.search(r"^- vLLM [\d.]+, source.*", text, re.M)
+        for name in re.findall(r"`vllm/(v1/[^`]+\.py|entrypoints/[^`]+\.py)`", listed[0] if listed else ""):
+            assert name in seen["files"], f"{path.name}: {name}"
 
 
 def test_a_source_tree_is_compared_with_the_map(tmp_path):

@@ -159,8 +159,10 @@ def guess(mine: Any, actual: Any, unit: str = "") -> None:
     Args:
         mine: the reader's guess, or `...`.
         actual: the value the cell computed.
-        unit: a word after the number, such as "passes".
+        unit: a word after the number, such as "passes", or "%".
     """
+    if unit and not unit.startswith("%"):  # 5 passes, but 5%
+        unit = " " + unit
     if is_blank(mine):
         said = say("base.guess.none")
     else:

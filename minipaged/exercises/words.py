@@ -27,10 +27,10 @@ WORDS: dict[str, str] = {
     "base.unreadable": "the answer cannot be read: {kind}: {error}",
     "base.shape": "{kind} of shape {shape}",
     "base.guess.none": "no guess yet",
-    "base.guess.mine": "your guess: {mine} {unit}",
+    "base.guess.mine": "your guess: {mine}{unit}",
     "base.guess.right": " (right)",
     "base.guess.wrong": " (look again)",
-    "base.guess.computed": "{said} | computed: {actual} {unit}",
+    "base.guess.computed": "{said} | computed: {actual}{unit}",
     # 06 fragmentation
     "06.which.right": (
         "a slot's name depends on who will write to it: somebody did, its owner will, nobody can, nobody was given it"

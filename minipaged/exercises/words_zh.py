@@ -19,10 +19,10 @@ WORDS: dict[str, str] = {
     "base.unreadable": "无法读取这个答案：{kind}：{error}",
     "base.shape": "形状为 {shape} 的 {kind}",
     "base.guess.none": "还没有猜",
-    "base.guess.mine": "你猜的是 {mine} {unit}",
+    "base.guess.mine": "你猜的是 {mine}{unit}",
     "base.guess.right": "（猜对了）",
     "base.guess.wrong": "（再想想）",
-    "base.guess.computed": "{said} | 计算结果：{actual} {unit}",
+    "base.guess.computed": "{said} | 计算结果：{actual}{unit}",
     # 06 显存碎片
     "06.which.right": "一个槽位叫什么，要看谁会写它：已经有人写了、占着它的请求以后会写、谁也写不到、没有分给任何请求",
     "06.which.names": "槽位 {slot}：你返回了 {got}；可用的名称是 {names}",

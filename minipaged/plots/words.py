@@ -145,7 +145,7 @@ WORDS: dict[str, str] = {
     ),
     "01.mass.x": "number of tokens kept, most probable first (logarithmic)",
     "01.mass.y": "mass they hold together",
-    "01.mass.wrong": "{percent:g} % of the vocabulary\nwould be {share:,} tokens",
+    "01.mass.wrong": "{percent:g}% of the vocabulary\nwould be {share:,} tokens",
     "01.mass.title": "A mass of {p:g} takes {first:,} tokens after one prompt, {second:,} after the other",
     "01.mass.sentence": (
         "Top-p {p:g} keeps {first:,} tokens after the first prompt and {second:,} after the second, of {vocab:,}; that "
@@ -430,7 +430,7 @@ WORDS: dict[str, str] = {
     "05.ratio.on": "fits",
     "05.ratio.off": "does not fit",
     "05.ratio.sentence": "K and V against weights: {rows}.",
-    "05.heads.kept": "{numbers:,} numbers, {share} %",
+    "05.heads.kept": "{numbers:,} numbers, {share}%",
     "05.heads.title": (
         "{query_heads} query heads, one token: {most:,} numbers are kept, or only {least:,} (drawn to scale)"
     ),
@@ -499,7 +499,7 @@ WORDS: dict[str, str] = {
     "06.bars.ours": "ours",
     "06.bars.paper": "paper",
     "06.bars.percent": "% of the pool's slots",
-    "06.bars.title": "Even with lengths known beforehand, only {tokens:.0f} % holds tokens",
+    "06.bars.title": "Even with lengths known beforehand, only {tokens:.0f}% holds tokens",
     "06.bars.sentence": (
         "Slots that hold tokens, in per cent, ours against the paper's: {each}; the largest difference in "
         "any part is {furthest:.1f} points."
@@ -516,8 +516,8 @@ WORDS: dict[str, str] = {
         "In the same memory {first} runs {low:.1f} requests at once and {last} {high:.1f}, {ratio:.1f} times as many."
     ),
     "06.whatif.row": "{name}\n{n:.1f} at once",
-    "06.whatif.each": "{name} {tokens:.0f} % with {n:.1f} running",
-    "06.whatif.title": "Slots with tokens: from {low:.0f} % ({least}) to {high:.0f} % ({most})",
+    "06.whatif.each": "{name} {tokens:.0f}% with {n:.1f} running",
+    "06.whatif.title": "Slots with tokens: from {low:.0f}% ({least}) to {high:.0f}% ({most})",
     "06.whatif.sentence": "Slots that hold tokens: {each}.",
     "06.whatif.refused": " Up to {n} requests were refused, because they can never fit.",
     "06.padding.top": "Padded: {rows} rows of {longest}, {empty} of {cells} places hold nothing",
@@ -578,16 +578,16 @@ WORDS: dict[str, str] = {
     "07.layer.sentence": (
         "One layer's pool of {n} blocks is {mib:.1f} MiB; the table {table} finds the sequence's {tokens} tokens in it."
     ),
-    "07.bars.title": "Paging fills {paged:.1f} % of the slots; the best reservation, {best}, {tokens:.1f} %",
+    "07.bars.title": "Paging fills {paged:.1f}% of the slots; the best reservation, {best}, {tokens:.1f}%",
     "07.bars.each": "{name} {ours:.1f} against {paper:.1f}",
     "07.bars.sentence": "Slots that hold a token, in per cent, ours against the paper's: {each}.",
-    "07.sizes.title": "Small blocks waste little, large blocks need short tables; {chosen} keeps {at:.1f} %",
+    "07.sizes.title": "Small blocks waste little, large blocks need short tables; {chosen} keeps {at:.1f}%",
     "07.sizes.percent": "slots that hold a token, % of the pool",
     "07.sizes.entries": "block table entries of a request",
     "07.sizes.axis": "block size, in tokens",
     "07.sizes.sentence": (
         "From blocks of {first} to blocks of {last} the share of slots that hold a token falls from {high:.1f} to "
-        "{low:.1f} %; blocks of {chosen} keep {at:.1f} % with {entries:.1f} table entries a request, where blocks of "
+        "{low:.1f}%; blocks of {chosen} keep {at:.1f}% with {entries:.1f} table entries a request, where blocks of "
         "{first} need {most:.0f}."
     ),
     "07.empty.title": "A last block has {mean:.2f} empty slots on average; 0 to {most} are equally likely",
@@ -597,11 +597,11 @@ WORDS: dict[str, str] = {
         "Over all moments of all requests the last block of {size} slots has {mean:.2f} empty ones on average; "
         "(B - 1) / 2 = {half}."
     ),
-    "07.expected.title": "{tokens} tokens on average, blocks of {size}: {percent:.1f} % of the slots used",
+    "07.expected.title": "{tokens} tokens on average, blocks of {size}: {percent:.1f}% of the slots used",
     "07.expected.axis": "slots used, %",
     "07.expected.sentence": (
         "Requests of 1 to {most} tokens, {tokens} on average, in blocks of {size}: {empty:.1f} empty slots and "
-        "{entries:.1f} table entries a request, on average; {percent:.1f} % of the slots are used."
+        "{entries:.1f} table entries a request, on average; {percent:.1f}% of the slots are used."
     ),
     # 08 paged attention
     "08.parts.title": "Two partial softmaxes merge: part {name} times {shrink:.2f}, then both have one scale",
@@ -808,7 +808,7 @@ WORDS: dict[str, str] = {
     ),
     "11.pool.sentence": (
         "{n} sequences name {alone} blocks in their tables; {blocks} blocks of {pool} are in use, {shared} of them "
-        "shared: {percent:.0f} % less than without sharing. Copies made: {copies}."
+        "shared: {percent:.0f}% less than without sharing. Copies made: {copies}."
     ),
     "11.moments.title": "{n} samples end with {blocks} blocks instead of {alone}; blocks copied: {copies}",
     "11.moments.table": "{name}: {table}",
@@ -821,7 +821,7 @@ WORDS: dict[str, str] = {
     "11.tree.block": "{block}  ×{count}",
     "11.tree.gone": "{block}  given back",
     "11.tree.sentence": (
-        "{n} beams name {alone} blocks in their tables, and {blocks} are in use, {percent:.0f} % less. Shared: "
+        "{n} beams name {alone} blocks in their tables, and {blocks} are in use, {percent:.0f}% less. Shared: "
         "{shared}, one of them by {most} beams. Given back since the moment before: {gone}."
     ),
     "11.saved.paper": "paper, figure 15",
@@ -829,10 +829,10 @@ WORDS: dict[str, str] = {
     "11.saved.tokens": "counting tokens, from the means",
     "11.saved.drawn": "here, beams drawn at random",
     "11.saved.sampling": "n samples of one prompt",
-    "11.saved.sampling.title": "samples: {low:.0f} to {high:.0f} % saved",
+    "11.saved.sampling.title": "samples: {low:.0f} to {high:.0f}% saved",
     "11.saved.sampling.tick": "n = {n}",
     "11.saved.beams": "beam search",
-    "11.saved.beams.title": "beams: {low:.0f} to {high:.0f} % saved",
+    "11.saved.beams.title": "beams: {low:.0f} to {high:.0f}% saved",
     "11.saved.beams.tick": "k = {n}",
     "11.saved.axis": "memory saved, %",
     "11.saved.each": "{what}, {name}: {values}",
@@ -841,9 +841,9 @@ WORDS: dict[str, str] = {
     "11.prefill.computed": "computed",
     "11.prefill.axis": "prompt tokens",
     "11.prefill.who": "request, in order of arrival",
-    "11.prefill.title": "{percent:.0f} % of the prompt tokens need no computing",
+    "11.prefill.title": "{percent:.0f}% of the prompt tokens need no computing",
     "11.prefill.sentence": (
-        "{n} requests have {total:,} prompt tokens; {found:,} of them ({percent:.0f} %) were found in the pool and "
+        "{n} requests have {total:,} prompt tokens; {found:,} of them ({percent:.0f}%) were found in the pool and "
         "{computed:,} were computed."
     ),
     "11.next.title": (

@@ -49,7 +49,7 @@ WORDS: dict[str, str] = {
     "06.bars.ours": "我们",
     "06.bars.paper": "论文",
     "06.bars.percent": "占池中槽位的百分比（%）",
-    "06.bars.title": "即使事先知道长度，也只有 {tokens:.0f} % 的槽位存着词元",
+    "06.bars.title": "即使事先知道长度，也只有 {tokens:.0f}% 的槽位存着词元",
     "06.bars.each": "{name} {ours:.1f} 对 {paper:.1f}",
     "06.bars.sentence": (
         "存着词元的槽位所占百分比，我们的结果对论文的结果：{each}；各部分中最大的差是 {furthest:.1f} 个百分点。"
@@ -65,8 +65,8 @@ WORDS: dict[str, str] = {
         "同样大的显存，{first} 平均同时运行 {low:.1f} 个请求，{last} 运行 {high:.1f} 个，是前者的 {ratio:.1f} 倍。"
     ),
     "06.whatif.row": "{name}\n同时 {n:.1f} 个",
-    "06.whatif.each": "{name} {tokens:.0f} %，同时运行 {n:.1f} 个",
-    "06.whatif.title": "存着词元的槽位：从 {low:.0f} %（{least}）到 {high:.0f} %（{most}）",
+    "06.whatif.each": "{name} {tokens:.0f}%，同时运行 {n:.1f} 个",
+    "06.whatif.title": "存着词元的槽位：从 {low:.0f}%（{least}）到 {high:.0f}%（{most}）",
     "06.whatif.sentence": "存着词元的槽位：{each}。",
     "06.whatif.refused": "最多有 {n} 个请求被拒绝，因为它们永远放不下。",
     "06.padding.top": "填充：{rows} 行，每行 {longest}，{cells} 个位置里有 {empty} 个是空的",
