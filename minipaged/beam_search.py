@@ -24,7 +24,7 @@ import torch
 
 from minipaged.block_manager import AllocStatus, OutOfBlocksError
 from minipaged.engine import LLM, Prompt
-from minipaged.errors import InvalidInputError, MinipagedError, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, a_function, whole_number
 from minipaged.model_runner import Batch
 from minipaged.sampling import LogitsError, SamplingParams
 from minipaged.sharing import next_beams
@@ -155,8 +155,8 @@ def beam_search(
     """
     if not isinstance(llm, LLM):
         raise InvalidInputError(f"llm is {type(llm).__name__}; pass the engine, LLM(...)")
-    if on_step is not None and not callable(on_step):
-        raise InvalidInputError(f"on_step is {on_step!r:.80}; pass a function that takes a BeamStep, or None")
+    if on_step is not None:
+        a_function("on_step", on_step, "a function that takes a BeamStep, or None")
     rules = _Rules.checked(llm, num_beams, max_tokens, length_penalty, early_stopping, ignore_eos, stop_token_ids)
     wanted = (
         num_beams if num_return_sequences is None else whole_number("num_return_sequences", num_return_sequences, 1)

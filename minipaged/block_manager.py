@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from minipaged.errors import InvalidInputError, MinipagedError, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, a_function, shown, whole_number
 
 
 class OutOfBlocksError(MinipagedError):
@@ -631,7 +631,10 @@ class PrefixIndex:
     """
 
     def __init__(self, hash_function: Callable[[int, tuple[int, ...]], int] | None = None) -> None:
-        self._hash_function = hash_function or hash_block
+        if hash_function is None:
+            hash_function = hash_block
+        wanted = "a function of the parent's hash and a tuple of tokens, such as hash_block, or None for that one"
+        self._hash_function = a_function("hash_function", hash_function, wanted)
         self._prefix_in: dict[int, Prefix] = {}  # block -> what it holds
         self._blocks_at: dict[int, dict[int, None]] = {}  # hash -> blocks, the first one listed first
 
@@ -672,7 +675,10 @@ class PrefixIndex:
         self._blocks_at.clear()
 
     def _hash(self, parent: Prefix | None, token_ids: tuple[int, ...]) -> int:
-        return self._hash_function(0 if parent is None else parent.hash, token_ids)
+        key = self._hash_function(0 if parent is None else parent.hash, token_ids)
+        if type(key) is not int and not _hashable(key):
+            raise InvalidInputError(f"hash_function returned {shown(key)}, which no dictionary takes as a key")
+        return key
 
     def _find(self, key: int, parent: Prefix | None, token_ids: tuple[int, ...]) -> int | None:
         for block_id in self._blocks_at.get(key, ()):
@@ -680,6 +686,14 @@ class PrefixIndex:
             if held.token_ids == token_ids and held.parent is parent:
                 return block_id
         return None
+
+
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 def _distinct(tables: Iterable[list[int]]) -> int:

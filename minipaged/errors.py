@@ -7,7 +7,10 @@ refused this" from a bug. Errors that belong to one chapter (no free block, no s
 from __future__ import annotations
 
 import importlib
+import math
 import operator
+from collections.abc import Mapping
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
@@ -24,19 +27,81 @@ class MissingPackageError(MinipagedError, ImportError):
     """An optional package is needed here and not installed; the message gives the command that installs it."""
 
 
-def whole_number(name: str, value: Any, least: int = 0) -> int:
-    """A count as a plain int, numpy's and torch's too; 2.5, True, None and what is below `least` are refused.
+def shown(value: Any) -> str:
+    """A value as a message shows it: short, and whatever its repr does."""
+    try:
+        text = " ".join(repr(value).split())  # a tensor's has lines
+    except Exception:  # a number of 5,000 digits, or an object whose own repr fails
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def whole_number(name: str, value: Any, least: int = 0, most: int | None = None) -> int:
+    """A count as a plain int, numpy's and torch's too; 2.5, True, None and what is outside the limits are refused.
 
     Raises:
         InvalidInputError: it names the argument, the value and the limit.
     """
     try:
         number = operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # torch raises both
         number = None
-    if number is None or isinstance(value, bool) or number < least:
-        raise InvalidInputError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    if number is None or isinstance(value, bool) or number < least or (most is not None and number > most):
+        limit = f"of at least {least}" if most is None else f"from {least} to {most:,}"
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a whole number {limit}")
     return number
+
+
+def real_number(name: str, value: Any, least: float | None = None, above: float | None = None) -> float:
+    """A finite number, numpy's too, as a float; NaN, infinity, True, None and what is too small are refused.
+
+    Raises:
+        InvalidInputError: it names the argument, the value and the limit.
+    """
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or (least is not None and number < least) or (above is not None and number <= above):
+        limit = f" of at least {least}" if least is not None else f" above {above}" if above is not None else ""
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a number{limit}")
+    return number
+
+
+def a_function(name: str, value: Any, wanted: str) -> Any:
+    """What can be called, or an error that says what kind of function is wanted.
+
+    Raises:
+        InvalidInputError: the value cannot be called.
+    """
+    if not callable(value):
+        raise InvalidInputError(f"{name} is {shown(value)}; pass {wanted}")
+    return value
+
+
+def an_instance(name: str, value: Any, kind: type, wanted: str) -> Any:
+    """An object of a class, or an error that says where to get one.
+
+    Raises:
+        InvalidInputError: the value is of another class.
+    """
+    if not isinstance(value, kind):
+        raise InvalidInputError(f"{name} is {shown(value)}; pass {wanted}")
+    return value
+
+
+def listed(name: str, values: Any, wanted: str) -> list[Any]:
+    """The items of a list, tuple, range, array or generator; a text, a dictionary or a number is none of these.
+
+    Raises:
+        InvalidInputError: the value has no items to go through.
+    """
+    try:
+        if isinstance(values, str | bytes | Mapping):
+            raise TypeError
+        return list(values)
+    except TypeError:
+        raise InvalidInputError(f"{name} is {shown(values)}; pass {wanted}") from None
 
 
 def require(package: str, purpose: str) -> ModuleType:

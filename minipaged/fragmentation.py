@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, listed, real_number, shown
 
 PAPER_SLOTS = 15_728  # 12 GiB of KV for OPT-13B in fp16, 819,200 bytes a token (paper, table 1)
 SMALLEST_CHUNK = 16
@@ -805,11 +805,12 @@ def check_requests(requests: Iterable[Request]) -> list[Request]:
         InvalidInputError: none at all, something that is no pair, or a length under 1.
     """
     checked = []
-    for i, request in enumerate(requests):
+    pairs = listed("requests", requests, "pairs (prompt length, output length)")
+    for i, request in enumerate(pairs):
         try:
             prompt, output = map(index, request)
-        except (TypeError, ValueError) as error:
-            message = f"request {i} is {request!r}; expected (prompt length, output length), two whole numbers"
+        except (TypeError, ValueError, RuntimeError) as error:
+            message = f"request {i} is {shown(request)}; expected (prompt length, output length), two whole numbers"
             raise InvalidInputError(message) from error
         if prompt < 1 or output < 1:
             raise InvalidInputError(f"request {i} is ({prompt}, {output}); both lengths must be at least 1 token")
@@ -825,7 +826,8 @@ def check_arrivals(arrivals: Sequence[float], n: int) -> list[float]:
     Raises:
         InvalidInputError: not one for each request, not ascending, negative or not a number.
     """
-    times = [float(t) for t in arrivals]
+    times = listed("arrivals", arrivals, "the step at which each request arrives")
+    times = [real_number(f"arrival {i}", t) for i, t in enumerate(times)]
     if len(times) != n:
         raise InvalidInputError(f"{len(times)} arrivals for {n} requests; give one step for each request")
     for i, (before, now) in enumerate(itertools.pairwise([0.0, *times])):

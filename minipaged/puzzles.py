@@ -13,14 +13,21 @@ from __future__ import annotations
 import inspect
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from minipaged.errors import MinipagedError, MissingPackageError, require
+from minipaged.errors import (
+    InvalidInputError,
+    MinipagedError,
+    MissingPackageError,
+    a_function,
+    require,
+    shown,
+)
 
 
 class OutsideAccessError(MinipagedError, IndexError):
@@ -181,6 +188,9 @@ class Puzzle:
     grid: tuple[int, ...]
     arguments: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        a_function("spec", self.spec, "a PyTorch function of x that returns what out must be")
+
     def x(self, seed: int = 0) -> torch.Tensor:
         """Its input: whole numbers below zero, in row 1 below -200, so that a wrong start value shows."""
         x = -torch.randint(1, 99, self.shape, generator=torch.Generator().manual_seed(seed)).float()
@@ -242,10 +252,14 @@ class Outcome:
 
 def run(task: str | Puzzle, kernel: Any, seed: int = 0) -> Outcome:
     """Run a kernel, with or without `@triton.jit`, on a puzzle's input, in the interpreter, watched."""
+    if not isinstance(task, Puzzle) and (not isinstance(task, str) or task not in PUZZLES):
+        raise InvalidInputError(f"no puzzle {shown(task)}; pass one of {', '.join(PUZZLES)}, or a Puzzle")
+    puzzle = PUZZLES[task] if isinstance(task, str) else task
+    if not hasattr(kernel, "__getitem__") or isinstance(kernel, type | str | Sequence | Mapping):
+        a_function("kernel", kernel, "a function of (x, out, ...), with or without @triton.jit")
     interpreter()
     import triton
 
-    puzzle = PUZZLES[task] if isinstance(task, str) else task
     x = puzzle.x(seed)
     expected = puzzle.spec(x)
     out = torch.full_like(expected, torch.nan)

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from minipaged.block_manager import AllocStatus, BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, a_function, an_instance, real_number
+from minipaged.fragmentation import check_arrivals, check_requests
 
 
 class SequenceStatus(enum.Enum):
@@ -496,11 +497,21 @@ def rehearse(
 
     Args:
         scheduler: a fresh one; it is empty again afterwards.
-        requests: (prompt_len, output_len) of each.
+        requests: (prompt_len, output_len) of each, both at least 1.
         arrivals: when each comes, rising; None for all at once.
-        cost: how long a step takes; None for 1 each.
+        cost: how long a step takes, a number that is not below 0; None for 1 each.
+
+    Raises:
+        InvalidInputError: an argument that cannot be right, before the first step; or a cost that is no length of time.
     """
-    told = [Rehearsed(p, o, at) for (p, o), at in zip(requests, arrivals or itertools.repeat(0.0), strict=False)]
+    an_instance("scheduler", scheduler, Scheduler, "a fresh one, Scheduler(BlockManager(...))")
+    if scheduler.unfinished:
+        raise InvalidInputError(f"the scheduler has {scheduler.unfinished} unfinished sequences; pass a fresh one")
+    if cost is not None:
+        a_function("cost", cost, "a function of a Step that returns how long it takes, or None for 1 each")
+    work = check_requests(requests)
+    times = [0.0] * len(work) if arrivals is None else check_arrivals(arrivals, len(work))
+    told = [Rehearsed(p, o, at) for (p, o), at in zip(work, times, strict=True)]
     coming = deque(
         Sequence(i, [0] * r.prompt_len, r.prompt_len, r.prompt_len + r.output_len) for i, r in enumerate(told)
     )
@@ -512,7 +523,7 @@ def rehearse(
             scheduler.add(coming.popleft())
         before = list(scheduler.running)
         step = scheduler.schedule()
-        start, now = now, now + (1 if cost is None else cost(step))
+        start, now = now, now + (1 if cost is None else real_number("the cost of a step", cost(step), least=0))
         gone = tuple(s.seq_id for s in before if s.status in (SequenceStatus.WAITING, SequenceStatus.SWAPPED))
         for seq_id in gone:
             told[seq_id].preempted += 1

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from minipaged.block_manager import BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError, whole_number
+from minipaged.errors import InvalidInputError, a_function, whole_number
 from minipaged.fragmentation import Request, check_requests
 
 # Memory saved in %, OPT-13B on Alpaca (Kwon et al., SOSP 2023, figure 15), for 2, 4 and 6 samples or beams.
@@ -181,14 +181,15 @@ def saved_by_beams(
     """
     requests, k = check_requests(requests), whole_number("k", k, 1)
     manager, draw = _roomy(requests, k, block_size), random.Random(seed)
-    parents = parents or (lambda count: draw.choices(range(count), k=count))
+    choose = (lambda count: draw.choices(range(count), k=count)) if parents is None else parents
+    a_function("parents", choose, "a function of k that returns k beam numbers, or None to draw them")
     ids, total = itertools.count(), Saving()
     for prompt_len, output_len in requests:
         beams = fork_from_prompt(manager, prompt_len, k, ids)
         total += _held(manager, beams)  # the pass over the prompt
         for step in range(1, output_len):
             if step > 1:  # the first k beams all continue the prompt
-                beams = next_beams(manager, beams, _one_each(parents(k), k), ids)
+                beams = next_beams(manager, beams, _one_each(choose(k), k), ids)
             for beam in beams:
                 manager.append_slots(beam)
             total += _held(manager, beams)

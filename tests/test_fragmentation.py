@@ -346,7 +346,7 @@ def test_the_reason_says_what_was_asked_and_what_there_is():
         ({"arrivals": [1.0, 2.0]}, "2 arrivals for 1 requests"),
         ({"requests": [(1, 1)] * 2, "arrivals": [2.0, 1.0]}, "arrival 1 is 1.0 after 2.0"),
         ({"arrivals": [-1.0]}, "ascending"),
-        ({"arrivals": [math.nan]}, "ascending"),
+        ({"arrivals": [math.nan]}, "arrival 0 is nan"),
     ],
 )
 def test_input_that_cannot_be_right_is_named(change, words):
