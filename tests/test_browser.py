@@ -45,6 +45,14 @@ def changed(read, before, seconds=30.0):
     raise AssertionError(f"still {before!r} after {seconds} s")
 
 
+# Of one widget: sliders whose track is too short to move on, and descriptions that do not fit in their place.
+CRAMPED = """widget => {
+    const short = [...widget.querySelectorAll('.noUi-target')].map(e => e.clientWidth).filter(width => width < 100);
+    const cut = [...widget.querySelectorAll('.widget-label')].filter(e => e.scrollWidth > e.clientWidth + 1);
+    return [...short, ...cut.map(e => e.innerText)];
+}"""
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_notebook_runs_and_a_widget_answers(address, context, name):
     notebook = Notebook(context, address, name)
@@ -53,6 +61,7 @@ def test_the_notebook_runs_and_a_widget_answers(address, context, name):
         widget = notebook.first_widget()
         read = widget.locator("[role=status]").inner_text
         before = changed(read, "")  # drawn a moment after the widget's frame
+        assert widget.evaluate(CRAMPED) == []
         handle = widget.locator(".noUi-handle").first
         handle.focus()
         position = handle.get_attribute("aria-valuenow")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import html
+import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,12 @@ from minipaged.errors import MinipagedError, require
 from minipaged.plots.base import Picture
 
 widgets = require("ipywidgets", "a live widget")
+
+
+def slider_width(description: str) -> int:
+    """Pixels for a slider whose description leaves at least 120 of them to its track; its number takes the others."""
+    columns = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in description)
+    return max(300, 8 * columns + 120 + 95)
 
 
 class Panel(widgets.VBox):
@@ -39,6 +46,8 @@ class Panel(widgets.VBox):
         self.sentence = ""
         for control in self.controls.values():
             control.style.description_width = "initial"
+            if hasattr(control, "readout") and control.layout.width is None:
+                control.layout.width = f"{slider_width(control.description)}px"
             control.observe(self._redraw, names="value")
         rows = [widgets.HTML(above)] if above else []
         box = widgets.HBox(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
@@ -64,7 +73,8 @@ class Panel(widgets.VBox):
 
     def _speak(self, sentence: str) -> None:
         self.sentence = sentence
-        self.status.value = f'<div role="status" aria-live="polite">{html.escape(sentence)}</div>'
+        frame = '<div role="status" aria-live="polite" style="line-height: 1.4">{}</div>'
+        self.status.value = frame.format(html.escape(sentence))
 
     def _ipython_display_(self) -> None:
         """Show the live widget, with its first picture in the same output for readers that show no widgets."""

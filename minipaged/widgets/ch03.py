@@ -74,7 +74,9 @@ def rope_explorer(q: np.ndarray, k: np.ndarray, theta: float = 10_000.0, *, last
 
     def draw(shift: int, distance: int, pair: int) -> Picture:
         pairs = [(distance, 0), (shift + distance, shift)]
-        return plots.rope_clocks(pairs, float(frequency[pair]), [score(*at) for at in pairs])
+        shown = plots.rope_clocks(pairs, float(frequency[pair]), [score(*at) for at in pairs])
+        turn = say("03.rope.turn", pair=pair, degrees=np.degrees(frequency[pair]))
+        return Picture(shown.figure, f"{turn} {shown.sentence}", data=shown.data)
 
     controls = {
         "shift": _slider("03.rope.shift", min(100, last), last),

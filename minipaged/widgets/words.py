@@ -47,6 +47,7 @@ WORDS: dict[str, str] = {
     "03.rope.shift": "move both by",
     "03.rope.distance": "distance",
     "03.rope.pair": "pair of numbers shown",
+    "03.rope.turn": "Pair {pair} turns by {degrees:.2g} degrees a token.",
     # 04 naive KV cache
     "04.pass.length": "tokens so far",
     "04.pass.new": "new in this pass",
