@@ -5,9 +5,12 @@ tests/wrong_answers/chNN.py holds WRONG = {"check_NN_name": [(answer, "words the
 
 from __future__ import annotations
 
+import functools
 import importlib
+import math
 
 import pytest
+import torch
 
 from minipaged import exercises
 
@@ -57,3 +60,64 @@ def test_guess_runs_blank_and_filled(capsys):
         "your guess: K and V (right) | computed: K and V",
         "your guess: 9% (look again) | computed: 8.9%",
     ]
+
+
+def guessed(capsys, mine, actual, unit="", **options):
+    exercises.guess(mine, actual, unit, **options)
+    return capsys.readouterr().out.rstrip("\n")
+
+
+@pytest.mark.parametrize("mine", ["nan", "NaN", " nan ", float("nan"), math.nan, torch.tensor(math.nan)])
+@pytest.mark.parametrize("actual", ["nan", math.nan])
+def test_a_guess_of_nan_is_right_whatever_way_it_is_written(capsys, mine, actual):
+    assert " (right) | computed: nan" in guessed(capsys, mine, actual)
+
+
+@pytest.mark.parametrize(("mine", "actual"), [("nan", 0.269), (0.269, "nan"), (math.inf, 5), (5, math.inf)])
+def test_not_a_number_and_infinity_equal_no_number(capsys, mine, actual):
+    assert " (look again) " in guessed(capsys, mine, actual, within=0.5)
+
+
+@pytest.mark.parametrize("mine", [1140, "1140", "1,140", " 1,140 ", "1,140.0", "1_140", 1140.0, torch.tensor(1140)])
+def test_a_guess_may_have_thousands_commas(capsys, mine):
+    assert guessed(capsys, mine, 1140, "rows").endswith(" rows (right) | computed: 1,140 rows")
+
+
+@pytest.mark.parametrize("mine", ["1,14", "11,40", "1,1400", "1,141", "1140 and 3"])
+def test_a_comma_elsewhere_is_no_thousand(capsys, mine):
+    assert " (look again) " in guessed(capsys, mine, 1140, "rows")
+
+
+def test_whole_numbers_are_printed_in_thousands(capsys):
+    assert (
+        guessed(capsys, 231000, 231345, "tokens")
+        == "your guess: 231,000 tokens (look again) | computed: 231,345 tokens"
+    )
+    assert guessed(capsys, ..., torch.zeros(409600).numel()) == "no guess yet | computed: 409,600"
+    assert guessed(capsys, ..., 1762.5) == "no guess yet | computed: 1762.5"
+    assert guessed(capsys, ..., True) == "no guess yet | computed: True"
+
+
+def test_a_question_that_asks_about_takes_what_is_close_enough(capsys):
+    near = functools.partial(guessed, capsys, actual=22.8, unit="times", within=0.05)
+    assert near(23) == "your guess: 23 times (close enough) | computed: 22.8 times"
+    assert near(22.8) == "your guess: 22.8 times (right) | computed: 22.8 times"
+    assert near(21) == "your guess: 21 times (look again) | computed: 22.8 times"
+    assert guessed(capsys, "231,000", 231_345, within=0.05) == "your guess: 231,000 (close enough) | computed: 231,345"
+    assert guessed(capsys, 21, 20, "passes") == "your guess: 21 passes (look again) | computed: 20 passes"
+
+
+@pytest.mark.parametrize("mine", ["K and V", "V and K", "k, v", "V,K", "V & K", {"V", "K"}])
+def test_a_guess_of_several_words_has_no_order(capsys, mine):
+    assert " (right) " in guessed(capsys, mine, "K and V")
+
+
+@pytest.mark.parametrize("mine", ["K", "Q and K", "Q, K and V", "K and K", "KV cache"])
+def test_another_set_of_words_is_wrong(capsys, mine):
+    assert " (look again) " in guessed(capsys, mine, "K and V")
+
+
+def test_a_list_keeps_its_order(capsys):
+    assert " (right) " in guessed(capsys, "[0, 1, 6]", [0, 1, 6])
+    assert " (look again) " in guessed(capsys, [1, 0, 6], [0, 1, 6])
+    assert " (look again) " in guessed(capsys, "[1, 0, 6]", [0, 1, 6])

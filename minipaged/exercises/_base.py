@@ -14,6 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
+import numbers
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -153,29 +156,59 @@ def exercise(right: str) -> Callable[[Callable[[Any], None]], Callable[[Any], Ch
     return wrap
 
 
-def guess(mine: Any, actual: Any, unit: str = "") -> None:
+def guess(mine: Any, actual: Any, unit: str = "", *, within: float = 0.0) -> None:
     """Print a prediction beside what was computed; a blank (`...`) is fine and says so.
 
     Args:
         mine: the reader's guess, or `...`.
         actual: the value the cell computed.
         unit: a word after the number, such as "passes", or "%".
+        within: how far off still counts as close enough, as a part of `actual`: 0.05 for a question that asks
+            "about how many". 0, the rule for counts, takes only the number itself.
     """
     if unit and not unit.startswith("%"):  # 5 passes, but 5%
         unit = " " + unit
     if is_blank(mine):
         said = say("base.guess.none")
     else:
-        verdict = say("base.guess.right" if _same(mine, actual) else "base.guess.wrong")
-        said = say("base.guess.mine", mine=mine, unit=unit).rstrip() + verdict
-    print(say("base.guess.computed", said=said, actual=actual, unit=unit).rstrip())
+        said = say("base.guess.mine", mine=_in_thousands(mine), unit=unit).rstrip()
+        said += say(f"base.guess.{_verdict(mine, actual, within)}")
+    print(say("base.guess.computed", said=said, actual=_in_thousands(actual), unit=unit).rstrip())
 
 
-def _same(mine: Any, actual: Any) -> bool:
+def _verdict(mine: Any, actual: Any, within: float) -> str:
+    """ "right", "close" or "wrong": numbers by size, whatever way they are written; words by their letters."""
+    a, b = _number(mine), _number(actual)
+    if a is None or b is None:
+        return "right" if _words_of(mine) == _words_of(actual) else "wrong"
+    if a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= 1e-6 * max(1.0, abs(b)) < math.inf:
+        return "right"
+    return "close" if abs(a - b) <= within * abs(b) < math.inf else "wrong"
+
+
+def _number(value: Any) -> float | None:
+    """A number, or text that is one ("1,140", "nan"), as a float; None for anything else."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,3}(,\d{3})+(\.\d*)?\s*", value):
+        value = value.replace(",", "")
     try:
-        return abs(float(mine) - float(actual)) <= 1e-6 * max(1.0, abs(float(actual)))
-    except (TypeError, ValueError):
-        return str(mine).strip().lower() == str(actual).strip().lower()
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # no number, or a tensor of several
+        return None
+
+
+def _words_of(value: Any) -> str | list[str]:
+    """Text without regard to capitals. Several words ("K and V", "V, K", {"K", "V"}) are a set: sorted."""
+    if isinstance(value, str) or (isinstance(value, set | frozenset) and all(isinstance(v, str) for v in value)):
+        text = value if isinstance(value, str) else ", ".join(value)
+        if not text.strip().startswith(("[", "(", "{")):  # a list that is written out has an order
+            words = [word for word in re.split(r"\s*(?:[,;&+、，；和与]|\band\b)\s*", text.strip().lower()) if word]
+            return sorted(words) if len(words) > 1 else "".join(words)
+    return str(value).strip().lower()
+
+
+def _in_thousands(value: Any) -> Any:
+    """1140 as "1,140"; anything that is not an int as it is."""
+    return f"{value:,}" if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
 
 
 def _short(value: Any) -> str:

@@ -29,6 +29,7 @@ WORDS: dict[str, str] = {
     "base.guess.none": "no guess yet",
     "base.guess.mine": "your guess: {mine}{unit}",
     "base.guess.right": " (right)",
+    "base.guess.close": " (close enough)",
     "base.guess.wrong": " (look again)",
     "base.guess.computed": "{said} | computed: {actual}{unit}",
     # 06 fragmentation

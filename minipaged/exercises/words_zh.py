@@ -21,6 +21,7 @@ WORDS: dict[str, str] = {
     "base.guess.none": "还没有猜",
     "base.guess.mine": "你猜的是 {mine}{unit}",
     "base.guess.right": "（猜对了）",
+    "base.guess.close": "（足够接近）",
     "base.guess.wrong": "（再想想）",
     "base.guess.computed": "{said} | 计算结果：{actual}{unit}",
     # 06 显存碎片
