@@ -68,13 +68,14 @@ class _Script:
 
 
 _PROMPT = [1, 40, 2, 1]  # holds an end id itself, as a chat's prompt does
-_LOOPS = (  # what the model says, end ids, limit, what is right
-    ([7, 8, 9, 6, 6], {2}, 3, [7, 8, 9]),
-    ([7, 2, 6, 6, 6], {2}, 4, [7, 2]),
-    ([7, 5, 6, 6, 6], {2, 5}, 4, [7, 5]),
-    ([7, 8, 2, 6, 6], {2}, 3, [7, 8, 2]),
-    ([2, 6, 6], {2}, 1, [2]),
-    ([7, 6], {2}, 0, []),
+_LOOPS = (  # prompt, what the model says, end ids, limit, what is right
+    (_PROMPT, [7, 8, 9, 6, 6], {2}, 3, [7, 8, 9]),
+    (_PROMPT, [7, 2, 6, 6, 6], {2}, 4, [7, 2]),
+    (_PROMPT, [7, 5, 6, 6, 6], {2, 5}, 4, [7, 5]),
+    (_PROMPT, [7, 8, 2, 6, 6], {2}, 3, [7, 8, 2]),
+    (_PROMPT, [2, 6, 6], {2}, 1, [2]),
+    (_PROMPT, [7, 6], {2}, 0, []),
+    ([1, 40, 2], [7, 8, 2, 6, 6], {2}, 4, [7, 8, 2]),  # the prompt ends in an end id, as a chat between two turns does
 )
 
 
@@ -83,15 +84,16 @@ def check_00_loop(answer: Any) -> None:
     """answer(next_token, prompt_ids, end_ids, max_new_tokens) -> the new token ids, as a list."""
     if not callable(answer):
         raise Mistake(f"expected a function, got {type(answer).__name__}")
-    for says, end_ids, limit, want in _LOOPS:
-        model, prompt = _Script(says), list(_PROMPT)
+    for given, says, end_ids, limit, want in _LOOPS:
+        model, prompt = _Script(says), list(given)
         got = attempt(_bounded(answer, model, limit), model, prompt, set(end_ids), limit)
         if want and isinstance(got, list) and not (got or model.asked) and _counts_the_prompt(answer):
             raise Mistake(f"limit {limit}, prompt {prompt}: no pass was run; the limit counts new tokens only")
-        _judge_loop(got, want, model.asked, f"limit {limit}, end ids {sorted(end_ids)}, model says {says}")
-        if prompt != _PROMPT:
+        case = f"limit {limit}, end ids {sorted(end_ids)}, model says {says}"
+        _judge_loop(given, got, want, model.asked, case)
+        if prompt != given:
             raise Mistake(
-                f"your loop changed the caller's prompt from {_PROMPT} to {prompt}; work on a copy: list(prompt_ids)"
+                f"your loop changed the caller's prompt from {given} to {prompt}; work on a copy: list(prompt_ids)"
             )
 
 
@@ -117,13 +119,14 @@ def _bounded(answer: Callable[..., Any], model: _Script, limit: int) -> Callable
     return run
 
 
-def _judge_loop(got: Any, want: list[int], asked: list[list[int]], case: str) -> None:
+def _judge_loop(prompt: list[int], got: Any, want: list[int], asked: list[list[int]], case: str) -> None:
     got = [whole(token) for token in listed(got, "a list of the new ids")]
-    if got == _PROMPT + want:
+    if got == prompt + want:
         raise Mistake(f"{case}: you return the prompt as well, {got}; expected only the new ids, {want}")
     if want and not got and not asked:
+        where = "ends in" if prompt[-1] == 2 else "holds"
         raise Mistake(
-            f"{case}: no pass was run; the prompt itself holds an end id ({_PROMPT}): look at new tokens only"
+            f"{case}: no pass was run; the prompt itself {where} an end id ({prompt}): look at new tokens only"
         )
     if want and got == want[:-1] and len(asked) >= len(want):
         raise Mistake(
@@ -133,7 +136,7 @@ def _judge_loop(got: Any, want: list[int], asked: list[list[int]], case: str) ->
         raise Mistake(f"{case}: you return {got}, expected {want}: the loop goes on after it should stop")
     if got != want:
         raise Mistake(f"{case}: you return {got}, expected {want}")
-    fed = [_PROMPT + want[:n] for n in range(len(asked))]
+    fed = [prompt + want[:n] for n in range(len(asked))]
     if asked != fed and len(asked) == len(want):
         number = next(n for n, ids in enumerate(asked) if ids != fed[n])
         raise Mistake(f"{case}: pass {number + 1} was given {asked[number]}, expected all ids so far, {fed[number]}")

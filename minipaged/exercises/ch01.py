@@ -184,7 +184,13 @@ def _why_dart(answer: Callable[..., Any], got: int, probs: list[float], dart: fl
 @exercise("one pass for the prompt, then one token a pass at position len - 1, until the end token or the limit")
 def check_01_loop(answer: Callable[..., Any]) -> None:
     """`answer(read, prompt, max_tokens, eos)` returns the new ids; `read(ids, first_position)` gives scores."""
-    for prompt, max_tokens, eos in [([3, 1, 4], 4, 99), ([3, 1, 4], 1, 99), ([2], 9, 9), ([5, 5], 3, 9)]:
+    for prompt, max_tokens, eos in [
+        ([3, 1, 4], 4, 99),
+        ([3, 1, 4], 1, 99),
+        ([2], 9, 9),
+        ([5, 5], 3, 9),
+        ([5, 9], 3, 9),
+    ]:
         reader = _Reader()
         where = f"for prompt {prompt}, max_tokens {max_tokens} and end token {eos}: "
         want = _loop(prompt, max_tokens, eos)
@@ -213,6 +219,8 @@ def _loop(prompt: Sequence[int], max_tokens: int, eos: int) -> list[int]:
 
 def _why_loop(got: list[int], want: list[int], eos: int, calls: int, prompt: list[int]) -> str:
     shown = f"you write {got}, expected {want}: "
+    if not got and prompt[-1] == eos:
+        return shown + f"the prompt itself ends in the end token {eos}; look at new tokens only"
     if got == prompt + want:
         return shown + "return the new ids alone, without the prompt"
     if eos in got[:-1]:

@@ -53,7 +53,8 @@ def _loop(feed: _Toy, prompt: list[int], max_tokens: int) -> list[int]:
 )
 def check_04_decode_loop(answer: Callable[..., list[int]]) -> None:
     """`answer(feed, prompt, max_tokens)`: new token ids; `feed(tokens)` returns the next token, 0 is the end."""
-    for prompt, max_tokens in (([5, 8], 4), ([5, 8], 1), ([1, 2, 3, 4, 5], 12), ([4], 12), ([9, 9, 2], 12)):
+    cases = ([5, 8], 4), ([5, 8], 1), ([1, 2, 3, 4, 5], 12), ([4], 12), ([9, 9, 2], 12), ([5, 0], 4), ([5, 8], 0)
+    for prompt, max_tokens in cases:
         mine, toy = _Toy(), _Toy()
         want = _loop(toy, prompt, max_tokens)
         got = attempt(answer, mine, list(prompt), max_tokens)
@@ -64,7 +65,7 @@ def check_04_decode_loop(answer: Callable[..., list[int]]) -> None:
         got = [whole(token) for token in listed(got, "a list of token ids")]
         if got != want and got == prompt + want:
             raise Mistake(f"{case} you return the prompt as well: {got}; expected the new tokens only, {want}")
-        if got == want[:-1] and want[-1] == _END:
+        if want and got == want[:-1] and want[-1] == _END:
             raise Mistake(f"{case} you return {got}, expected {want}: the end token {_END} is returned too")
         if got != want:
             raise Mistake(f"{case} you return {got}, expected {want}")
@@ -73,6 +74,12 @@ def check_04_decode_loop(answer: Callable[..., list[int]]) -> None:
 def _check_calls(mine: list[list[int]], right: list[list[int]], prompt: list[int], case: str) -> None:
     if mine == right:
         return
+    if not right:
+        raise Mistake(f"{case} no token is asked for, so no pass is needed; you made {len(mine)}")
+    if not mine and prompt[-1] == _END:
+        raise Mistake(
+            f"{case} nothing was fed: the prompt itself ends in the end token {_END}; look at new tokens only"
+        )
     if not mine:
         raise Mistake(f"{case} nothing was fed to the model")
     if mine == right[: len(mine)]:

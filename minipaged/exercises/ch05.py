@@ -38,6 +38,12 @@ def check_05_bytes_per_token(answer: Callable[[dict[str, Any]], int]) -> None:
         try:
             got = _number(attempt(answer, dict(config)), f"for {name}")
         except Mistake as mistake:
+            if config is _DEEPSEEK and isinstance(mistake.__cause__, KeyError):
+                field = mistake.__cause__.args[0]
+                raise Mistake(
+                    f"for {name} your code raised KeyError: {field!r}: this config has no {field}; it is MLA: ask for "
+                    "kv_lora_rank first"
+                ) from mistake
             if "num_key_value_heads" in config or "KeyError: 'num_key_value_heads'" not in str(mistake):
                 raise
             raise Mistake(

@@ -60,6 +60,13 @@ def looks_in_the_prompt(next_token, prompt_ids, end_ids, max_new_tokens):
     return new
 
 
+def looks_at_the_prompts_end(next_token, prompt_ids, end_ids, max_new_tokens):
+    ids = list(prompt_ids)
+    while len(ids) - len(prompt_ids) < max_new_tokens and ids[-1] not in end_ids:
+        ids.append(next_token(ids))
+    return ids[len(prompt_ids) :]
+
+
 def knows_one_end_id(next_token, prompt_ids, end_ids, max_new_tokens):
     new = []
     while len(new) < max_new_tokens and not (new and new[-1] == min(end_ids)):
@@ -122,6 +129,7 @@ WRONG = {
         (never_appends, "expected all ids so far"),
         (changes_the_prompt, "work on a copy"),
         (looks_in_the_prompt, "the prompt itself holds an end id"),
+        (looks_at_the_prompts_end, "the prompt itself ends in an end id ([1, 40, 2])"),
         (knows_one_end_id, "end ids [2, 5], model says [7, 5, 6, 6, 6]: you return [7, 5, 6, 6]"),
         (never_stops, "the loop does not stop"),
         (lambda *a: 3, "return a list"),

@@ -91,6 +91,15 @@ def feeds_the_last_token_only(read, prompt, max_tokens, eos):
     return read(prompt[-1:], len(prompt) - 1)
 
 
+def looks_at_the_prompts_end(read, prompt, max_tokens, eos):
+    ids, seen = list(prompt), 0
+    while ids[-1] != eos and len(ids) - len(prompt) < max_tokens:
+        scores = read(ids[seen:], seen)
+        seen = len(ids)
+        ids.append(scores.index(max(scores)))
+    return ids[len(prompt) :]
+
+
 def forgets_to_return(*a):
     _counting(*a)
 
@@ -189,6 +198,7 @@ WRONG = {
         (lambda *a: _counting(*a, with_prompt=True), "without the prompt"),
         (feeds_the_prompt_token_by_token, "feed the prompt in one pass"),
         (feeds_the_last_token_only, "the whole prompt goes in at position 0"),
+        (looks_at_the_prompts_end, "the prompt itself ends in the end token 9"),
         (forgets_to_return, "nothing was returned"),
         (feeds_a_bare_token, "read takes a list of ids"),
     ],

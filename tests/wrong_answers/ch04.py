@@ -83,6 +83,21 @@ def share_of_the_used(requests):
     return max(lengths(requests)), (reserved - used) / used
 
 
+def looks_at_the_prompts_end(feed, prompt, max_tokens):
+    tokens, new = list(prompt), prompt
+    while len(tokens) - len(prompt) < max_tokens and tokens[-1] != 0:
+        tokens.append(feed(new))
+        new = tokens[-1:]
+    return tokens[len(prompt) :]
+
+
+def asks_before_the_limit(feed, prompt, max_tokens):
+    output = [feed(prompt)]
+    while len(output) < max_tokens and output[-1] != 0:
+        output.append(feed(output[-1:]))
+    return output
+
+
 def _end_not_returned(feed, prompt, max_tokens):
     output, new = [], prompt
     while len(output) < max_tokens and (token := feed(new)) != 0:
@@ -101,6 +116,8 @@ WRONG = {
         (returns_the_prompt, "you return the prompt as well"),
         (repeats_the_prompts_end, "the end of the prompt"),
         (lambda feed, prompt, max_tokens: [1], "nothing was fed"),
+        (looks_at_the_prompts_end, "the prompt itself ends in the end token 0"),
+        (asks_before_the_limit, "no token is asked for, so no pass is needed; you made 1"),
         (feeds_a_bare_token, "feed takes a list"),
         (counts_the_prompt, "not the prompt"),
         (lambda feed, prompt, max_tokens: feeds_right(feed, prompt, max_tokens - 1), "ends too early"),

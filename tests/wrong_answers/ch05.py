@@ -39,6 +39,12 @@ WRONG = {
         (lambda c: _per_token(c) // (2 if "kv_lora_rank" in c else 1), "exactly half. A float16 number is two bytes"),
         (lambda c: _per_token(c, rope=False), "64 numbers that carry its position"),
         (lambda c: _per_token(c, per_latent=0), "not K and V per head"),
+        (
+            lambda c: (
+                4 * c["num_hidden_layers"] * c.get("num_key_value_heads", c["num_attention_heads"]) * c["head_dim"]
+            ),
+            "KeyError: 'head_dim': this config has no head_dim; it is MLA: ask for kv_lora_rank first",
+        ),
         (lambda c: 2 * c["num_hidden_layers"] * c["num_key_value_heads"] * 256, "as many KV heads as heads"),
         (lambda c: 8 * _per_token(c), "that is bits"),
         (lambda c: 2 * _per_token(c), "you took four"),
