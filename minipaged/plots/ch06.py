@@ -15,7 +15,7 @@ from minipaged.plots.words import say, tell
 _FILL = {
     "tokens": {"facecolor": COLOURS["blue"], "edgecolor": "white"},
     "reserved": {"facecolor": "white", "edgecolor": COLOURS["blue"], "hatch": "////"},
-    "internal": {"facecolor": "#f2f2f2", "edgecolor": COLOURS["red"], "hatch": "..."},
+    "internal": {"facecolor": "#f2f2f2", "edgecolor": COLOURS["blue"], "hatch": "..."},
     "external": {"facecolor": "#f2f2f2", "edgecolor": "#8a8a8a", "hatch": "xx"},
     "idle": {"facecolor": "white", "edgecolor": "#c4c4c4"},
 }
@@ -37,26 +37,27 @@ def ink(background: str) -> str:
 
 @picture
 def batches(static: Sequence[tuple[int, int, int, int]], continuous: Sequence[tuple[int, int, int, int]]) -> Picture:
-    """Two timelines of lanes; each request is (request, lane, first step, steps)."""
+    """Two timelines of places; each request is (request, place, first step, steps)."""
     fig, axes = new_figure(7.5, 3.6, nrows=2, sharex=True)
     ends = []
     for ax, name, bars in zip(axes, ("static", "continuous"), (static, continuous), strict=True):
         steps = max(start + length for _, _, start, length in bars)
-        lanes = 1 + max(lane for _, lane, _, _ in bars)
+        places = 1 + max(place for _, place, _, _ in bars)
         work = sum(length for *_, length in bars)
-        ends.append((steps, steps * lanes - work))
-        for lane in range(lanes):
-            ax.broken_barh([(0, steps)], (lane + 0.08, 0.84), facecolor="#f7f7f7", edgecolor="#c4c4c4", hatch="..")
-        for request, lane, start, length in bars:
-            ax.broken_barh([(start, length)], (lane + 0.08, 0.84), facecolor=colour(request), edgecolor="white")
+        ends.append((steps, steps * places - work, steps * places))
+        for place in range(places):
+            ax.broken_barh([(0, steps)], (place + 0.08, 0.84), facecolor="#f7f7f7", edgecolor="#c4c4c4", hatch="..")
+        for request, place, start, length in bars:
+            ax.broken_barh([(start, length)], (place + 0.08, 0.84), facecolor=colour(request), edgecolor="white")
             text = {"fontsize": 9, "weight": "bold", "color": ink(colour(request))}
-            ax.text(start + length / 2, lane + 0.5, letter(request), ha="center", va="center", **text)
-        ax.set_title(say(f"06.batches.{name}", steps=steps, idle=steps * lanes - work))
-        ax.set_ylim(lanes, 0)
-        ax.set_yticks([lane + 0.5 for lane in range(lanes)], [say("06.batches.lane", n=lane) for lane in range(lanes)])
+            ax.text(start + length / 2, place + 0.5, letter(request), ha="center", va="center", **text)
+        ax.set_title(say(f"06.batches.{name}", steps=steps, idle=steps * places - work, all=steps * places))
+        ax.set_ylim(places, 0)
+        ax.set_yticks([n + 0.5 for n in range(places)], [say("06.batches.place", n=n) for n in range(places)])
     axes[1].set_xlabel(say("06.step"))
-    (s, s_idle), (c, c_idle) = ends
-    sentence = tell("06.batches.sentence", static=s, static_idle=s_idle, continuous=c, continuous_idle=c_idle)
+    (s, s_idle, s_all), (c, c_idle, c_all) = ends
+    numbers = {"static_idle": s_idle, "static_all": s_all, "continuous_idle": c_idle, "continuous_all": c_all}
+    sentence = tell("06.batches.sentence", static=s, continuous=c, **numbers)
     return Picture(fig, sentence, data=ends)
 
 
@@ -209,16 +210,13 @@ def draw_stays(ax: Any, of: Sequence[Stay], num_slots: int, *, letters: bool = T
             looks.setdefault(("#f2f2f2", own, "..."), []).append([(a, need), (b, need), (b, cap), (a, cap)])
         if top > cap:
             looks.setdefault(("#f2f2f2", "#8a8a8a", "xx"), []).append([(a, cap), (b, cap), (b, top), (a, top)])
-        if letters and b - a > 0.02 * steps and s.written_first + s.written_last > 0.08 * num_slots:  # room for it
+        if letters:
+            roomy = b - a > 0.02 * steps and s.written_first + s.written_last > 0.08 * num_slots
+            y = s.start + (s.written_first + s.written_last) / 4 if roomy else s.start + s.length / 2
             text = {"fontsize": 8, "color": ink(own), "weight": "bold"}
-            ax.text(
-                (a + b) / 2,
-                s.start + (s.written_first + s.written_last) / 4,
-                letter(s.request),
-                ha="center",
-                va="center",
-                **text,
-            )
+            if not roomy:  # in the middle of its piece, on white
+                text = {"fontsize": 6.5, "bbox": {"facecolor": "white", "edgecolor": own, "pad": 0.6, "linewidth": 0.6}}
+            ax.text((a + b) / 2, y, letter(s.request), ha="center", va="center", **text)
     for (face, edge, hatch), polygons in looks.items():
         look = {"facecolors": face, "edgecolors": edge, "hatch": hatch, "linewidths": 0.6}
         ax.add_collection(PolyCollection(polygons, **look), autolim=False)
@@ -228,7 +226,7 @@ def draw_stays(ax: Any, of: Sequence[Stay], num_slots: int, *, letters: bool = T
     ax.set_ylabel(say("06.slot"))
 
 
-def _stays_legend(ax: Any, of: Sequence[Stay]) -> None:
+def _stays_legend(ax: Any, of: Sequence[Stay], below: float = -0.16) -> None:
     """Only what can be seen: first-fit has neither internal waste nor rounding."""
     from matplotlib.patches import Patch
 
@@ -245,7 +243,7 @@ def _stays_legend(ax: Any, of: Sequence[Stay]) -> None:
         ("free", {"facecolor": "white", "edgecolor": "#c4c4c4"}, True),
     ]
     handles = [Patch(label=say(f"06.legend.{name}"), linewidth=0.6, **look) for name, look, seen in looks if seen]
-    where = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncol": len(handles)}
+    where = {"loc": "upper center", "bbox_to_anchor": (0.5, below), "ncol": len(handles)}
     ax.legend(handles=handles, handlelength=1.6, handleheight=1.2, columnspacing=1.2, **where)
 
 
@@ -278,35 +276,48 @@ def pool_over_time(timeline: Sequence[Snapshot], num_slots: int, *, waits: tuple
     return Picture(fig, tell("06.refused.sentence", **words), data=words)
 
 
-def map_image(timeline: Sequence[Snapshot], num_slots: int) -> Any:
-    """`draw_stays` of a whole run as pixels [height, width, 3]: drawn once, a step only adds a line."""
+def map_image(timeline: Sequence[Snapshot], num_slots: int) -> tuple[Any, Any]:
+    """`draw_stays` of a whole run and its legend, as pixels [height, width, 3]: drawn once, a step only adds a line."""
+    of = stays(timeline)
+    with style():
+        fig, ax = new_figure(6.6, 2.4)
+        draw_stays(ax, of, num_slots, letters=False)
+        ax.set_xlim(0, len(timeline))
+        image = _pixels(fig, ax)
+        fig, ax = new_figure(7.0, 0.3)
+        _stays_legend(ax, of, below=1.2)
+        return image, _pixels(fig, ax)
+
+
+def _pixels(fig: Any, ax: Any) -> Any:
+    """What is drawn in these axes, which fill the figure."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    with style():
-        fig, ax = new_figure(6.6, 2.4)
-        fig.set_layout_engine("none")
-        ax.set_position((0, 0, 1, 1))
-        draw_stays(ax, stays(timeline), num_slots, letters=False)
-        ax.set_xlim(0, len(timeline))
-        ax.axis("off")
-        canvas = FigureCanvasAgg(fig)
-        fig.set_dpi(144)
-        canvas.draw()
-        return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+    fig.set_layout_engine("none")
+    ax.set_position((0, 0, 1, 1))
+    ax.axis("off")
+    canvas = FigureCanvasAgg(fig)
+    fig.set_dpi(144)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
 
 
 @picture
-def pool_player(timeline: Sequence[Snapshot], image: Any, num_slots: int, step: int) -> Picture:
+def pool_player(timeline: Sequence[Snapshot], image: tuple[Any, Any], num_slots: int, step: int) -> Picture:
     """One step: the run with a line at the step, what is to come paler, and the pool's strip at this step below it."""
-    fig, (top, low) = new_figure(7.0, 3.3, nrows=2, height_ratios=[4, 1])
+    fig, (top, low, legend) = new_figure(7.0, 3.6, nrows=3, height_ratios=[4, 1, 1])
     fig.set_layout_engine("none")
-    top.set_position((0.08, 0.42, 0.9, 0.5))
-    low.set_position((0.08, 0.14, 0.9, 0.13))
+    top.set_position((0.08, 0.465, 0.9, 0.46))
+    low.set_position((0.08, 0.21, 0.9, 0.12))
+    legend.set_position((0, 0, 1, 0.3 / 3.6))
     snapshot = timeline[step]
-    pixels = image.copy()
-    pixels[:, image.shape[1] * (step + 1) // len(timeline) :] //= 4
-    pixels[:, image.shape[1] * (step + 1) // len(timeline) :] += 191  # a quarter of the colour, three of white
+    legend.imshow(image[1], aspect="auto")
+    legend.axis("off")
+    pixels = image[0].copy()
+    to_come = pixels[:, pixels.shape[1] * (step + 1) // len(timeline) :]
+    to_come //= 4
+    to_come += 191  # a quarter of the colour, three of white
     top.imshow(pixels, extent=(0, len(timeline), 0, num_slots), aspect="auto", interpolation="nearest")
     top.axvline(step + 1, color="black", linewidth=1.5)
     top.set_xlabel(say("06.step"), labelpad=1)

@@ -456,12 +456,12 @@ WORDS: dict[str, str] = {
     "06.slot": "slot",
     "06.nobody": "nobody",
     "06.join": "; ",
-    "06.batches.static": "Static: the batch ends with its longest request, {steps} steps, {idle} lane-steps empty",
-    "06.batches.continuous": "Continuous: a free lane is filled at once, {steps} steps, {idle} lane-steps empty",
-    "06.batches.lane": "lane {n}",
+    "06.batches.static": "Static: the batch ends with its longest request, {steps} steps, {idle} of {all} empty",
+    "06.batches.continuous": "Continuous: a free place is filled immediately, {steps} steps, {idle} of {all} empty",
+    "06.batches.place": "place {n}",
     "06.batches.sentence": (
-        "Static batching takes {static} steps and leaves {static_idle} lane-steps empty; continuous batching "
-        "takes {continuous} and leaves {continuous_idle}."
+        "Static batching takes {static} steps and leaves {static_idle} of {static_all} places empty, counting each "
+        "place once a step; continuous batching takes {continuous} and leaves {continuous_idle} of {continuous_all}."
     ),
     "06.reservation.title": "{taken} slots are gone for others, {written} hold a token",
     "06.reservation.0": "prompt\n{n}",
@@ -499,7 +499,7 @@ WORDS: dict[str, str] = {
     "06.bars.ours": "ours",
     "06.bars.paper": "paper",
     "06.bars.percent": "% of the pool's slots",
-    "06.bars.title": "Even with lengths known beforehand, only {tokens:.0f}% holds tokens",
+    "06.bars.title": "Even {best}, which knows the lengths, fills only {tokens:.0f}%",
     "06.bars.sentence": (
         "Slots that hold tokens, in per cent, ours against the paper's: {each}; the largest difference in "
         "any part is {furthest:.1f} points."

@@ -8,12 +8,12 @@ WORDS: dict[str, str] = {
     "06.slot": "槽位",
     "06.nobody": "无",
     "06.join": "；",
-    "06.batches.static": "静态批处理：整批等最长的请求，共 {steps} 步，{idle} 个通道步空着",
-    "06.batches.continuous": "连续批处理：通道一空就补上，共 {steps} 步，{idle} 个通道步空着",
-    "06.batches.lane": "通道 {n}",
+    "06.batches.static": "静态批处理：整批等最长的请求，共 {steps} 步，{all} 个位置空着 {idle} 个",
+    "06.batches.continuous": "连续批处理：位置一空就补上，共 {steps} 步，{all} 个位置空着 {idle} 个",
+    "06.batches.place": "位置 {n}",
     "06.batches.sentence": (
-        "静态批处理用 {static} 步，空着 {static_idle} 个通道步；"
-        "连续批处理用 {continuous} 步，空着 {continuous_idle} 个。"
+        "静态批处理用 {static} 步，每个位置每步算一次，{static_all} 个里空着 {static_idle} 个；"
+        "连续批处理用 {continuous} 步，{continuous_all} 个里空着 {continuous_idle} 个。"
     ),
     "06.reservation.title": "{taken} 个槽位别人用不了，其中只有 {written} 个存着词元",
     "06.reservation.0": "提示词\n{n}",
@@ -49,7 +49,7 @@ WORDS: dict[str, str] = {
     "06.bars.ours": "我们",
     "06.bars.paper": "论文",
     "06.bars.percent": "占池中槽位的百分比（%）",
-    "06.bars.title": "即使事先知道长度，也只有 {tokens:.0f}% 的槽位存着词元",
+    "06.bars.title": "连事先知道长度的 {best}，也只有 {tokens:.0f}% 的槽位存着词元",
     "06.bars.each": "{name} {ours:.1f} 对 {paper:.1f}",
     "06.bars.sentence": (
         "存着词元的槽位所占百分比，我们的结果对论文的结果：{each}；各部分中最大的差是 {furthest:.1f} 个百分点。"
