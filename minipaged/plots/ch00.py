@@ -59,9 +59,9 @@ COURSE = (  # the index is the chapter's number; a need that follows from anothe
     Chapter("08_paged_attention", (7,), 100, 20),
     Chapter("09_triton_kernel", (8,), 100, 25),
     Chapter("10_continuous_batching", (8,), 85, 40),
-    Chapter("11_sharing", (10,), 95, 30),
-    Chapter("12_speculative_decoding", (10,), 75, 70),
-    Chapter("13_from_minipaged_to_vllm", (9, 11, 12), 90, 20),
+    Chapter("11_sharing", (10,), 115, 30),
+    Chapter("12_speculative_decoding", (10,), 95, 70),
+    Chapter("13_from_minipaged_to_vllm", (9, 11, 12), 120, 20),
 )
 _PARTS = ((0, 1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12, 13))  # the rows of the map
 
