@@ -21,12 +21,14 @@ import enum
 import operator
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from minipaged.errors import InvalidInputError, MinipagedError, a_function, shown, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, a_function, an_instance, listed, shown, whole_number
+
+MOST_BLOCKS = 2**24  # a pool of 16 million blocks; the numbers alone take gigabytes
 
 
 class OutOfBlocksError(MinipagedError):
@@ -42,7 +44,13 @@ class AllocStatus(enum.Enum):
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
-    """Blocks that hold `num_tokens` tokens: num_tokens / block_size, rounded up."""
+    """Blocks that hold `num_tokens` tokens: num_tokens / block_size, rounded up.
+
+    Raises:
+        InvalidInputError: a number of tokens below 0, or a block without slots.
+    """
+    if not (type(num_tokens) is type(block_size) is int and num_tokens >= 0 < block_size):  # asked in every step
+        num_tokens, block_size = whole_number("num_tokens", num_tokens), whole_number("block_size", block_size, 1)
     return -(-num_tokens // block_size)
 
 
@@ -57,12 +65,14 @@ def physical_slot(block_table: Sequence[int], position: int, block_size: int) ->
     Raises:
         InvalidInputError: the table holds no such position.
     """
-    if not 0 <= position < len(block_table) * block_size:
+    block_size = whole_number("block_size", block_size, 1)
+    block_table = listed("block_table", block_table, "the physical block numbers of a sequence")
+    if not 0 <= (position := _an_index("position", position)) < len(block_table) * block_size:
         raise InvalidInputError(
             f"position {position} is outside a table of {len(block_table)} blocks of {block_size}, "
             f"which holds positions 0 to {len(block_table) * block_size - 1}"
         )
-    block = block_table[position // block_size]
+    block = _an_index("a block of block_table", block_table[position // block_size])
     if block < 0:
         raise InvalidInputError(f"position {position} falls on {block}, which pads the table and names no block")
     return block * block_size + position % block_size
@@ -94,11 +104,10 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int, block_order: Iterable[int] | None = None) -> None:
-        num_blocks = whole_number("num_blocks", num_blocks, 1)
+        num_blocks = whole_number("num_blocks", num_blocks, 1, MOST_BLOCKS)
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
-        if not isinstance(block_order, Iterable | None):
-            raise InvalidInputError(f"block_order is {block_order!r}; pass a list of block numbers, or None")
-        first = [whole_number("a block of block_order", i) for i in (() if block_order is None else block_order)]
+        order = () if block_order is None else listed("block_order", block_order, "a list of block numbers, or None")
+        first = [whole_number("a block of block_order", i) for i in order]
         if len(set(first)) != len(first) or not all(0 <= block_id < num_blocks for block_id in first):
             shown = f"{first[:8]}" + ("..." if len(first) > 8 else "")
             raise InvalidInputError(f"block_order {shown} names a block twice or one outside 0 to {num_blocks - 1}")
@@ -112,7 +121,15 @@ class BlockPool:
         return len(self.free_ids)
 
     def take(self, count: int) -> list[int]:
-        """Hand out `count` free blocks, each with a reference count of 1; the caller has seen that there are enough."""
+        """Hand out `count` free blocks, each with a reference count of 1.
+
+        Raises:
+            OutOfBlocksError: fewer are free. The block manager looks first, and says for whom.
+        """
+        if type(count) is not int or count < 0:
+            count = whole_number("count", count)
+        if count > len(self.free_ids):
+            raise OutOfBlocksError(f"{shown(count)} blocks are wanted, and {len(self.free_ids)} are free")
         taken = [self.free_ids.popitem(last=False)[0] for _ in range(count)]
         for block_id in taken:
             self.blocks[block_id].ref_count = 1
@@ -121,20 +138,30 @@ class BlockPool:
 
     def share(self, block_ids: Iterable[int]) -> None:
         """One table more names each of these blocks; one that was free leaves the queue of free ones (chapter 11)."""
-        for block_id in block_ids:
+        for block_id in self._numbers(block_ids):
             if self.blocks[block_id].ref_count == 0:
                 del self.free_ids[block_id]
             self.blocks[block_id].ref_count += 1
 
     def give_back(self, block_ids: Iterable[int]) -> None:
         """One table fewer names each of these blocks; one that no table names any more joins the free ones."""
+        block_ids = self._numbers(block_ids)
+        for block_id, times in Counter(block_ids).items():
+            if self.blocks[block_id].ref_count < times:  # not through BlockManager; silent, it would mean two owners
+                raise MinipagedError(f"block {block_id} is given back twice: it is free already")
         for block_id in block_ids:
             block = self.blocks[block_id]
-            if block.ref_count < 1:  # cannot happen through BlockManager; silent here would mean two owners later
-                raise MinipagedError(f"block {block_id} is given back twice: it is free already")
             block.ref_count -= 1
             if block.ref_count == 0:
                 self.free_ids[block_id] = None  # at the end
+
+    def _numbers(self, block_ids: Iterable[int]) -> list[int]:
+        """The blocks that are named, once all of them are blocks of this pool."""
+        block_ids = listed("block_ids", block_ids, "a list of block numbers")
+        for block_id in block_ids:
+            if type(block_id) is not int or not 0 <= block_id < len(self.blocks):
+                whole_number("a block of block_ids", block_id, most=len(self.blocks) - 1)
+        return block_ids
 
 
 class BlockManager:
@@ -168,9 +195,9 @@ class BlockManager:
         num_host_blocks = whole_number("num_host_blocks", num_host_blocks)
         block_size = whole_number("block_size", block_size, 1)
         if not isinstance(watermark, Real) or isinstance(watermark, bool) or not 0 <= watermark < 1:
-            raise InvalidInputError(f"watermark is {watermark!r}; it is a part of the pool, from 0 to below 1")
+            raise InvalidInputError(f"watermark is {shown(watermark)}; it is a part of the pool, from 0 to below 1")
         if not isinstance(enable_prefix_caching, bool):
-            raise InvalidInputError(f"enable_prefix_caching is {enable_prefix_caching!r}; use True or False")
+            raise InvalidInputError(f"enable_prefix_caching is {shown(enable_prefix_caching)}; use True or False")
         self.pool = BlockPool(num_blocks, block_order)
         self.block_size = block_size
         self.watermark_blocks = int(watermark * num_blocks)
@@ -215,10 +242,12 @@ class BlockManager:
     def slot_mapping(self, seq_id: int, start: int, stop: int) -> list[int]:
         """Physical slots of the tokens start .. stop - 1 of a sequence: where to write their K and V."""
         table, size = self._tables[self._known(seq_id)], self.block_size
+        if not type(start) is type(stop) is int:
+            start, stop = _an_index("start", start), _an_index("stop", stop)
         if not 0 <= start <= stop <= self._num_tokens[seq_id]:
             raise InvalidInputError(
-                f"tokens {start} to {stop} of sequence {seq_id}: it has {self._num_tokens[seq_id]} tokens with a slot; "
-                "call append_slots first"
+                f"tokens {shown(start)} to {shown(stop)} of sequence {seq_id}: it has {self._num_tokens[seq_id]} "
+                "tokens with a slot; call append_slots first"
             )
         return [table[position // size] * size + position % size for position in range(start, stop)]
 
@@ -239,8 +268,10 @@ class BlockManager:
 
     def _plan(self, token_ids: Sequence[int], watermark: bool, extra: int = 0) -> tuple[AllocStatus, list[int]]:
         """The status of an admission, and the blocks that hold the K and V of its first tokens already."""
-        if len(token_ids) == 0:
+        if _length(token_ids) == 0:
             raise InvalidInputError("an empty prompt: a sequence starts with at least 1 token (a start token will do)")
+        if not isinstance(watermark, bool):
+            raise InvalidInputError(f"watermark is {shown(watermark)}; use True or False")
         spare = extra + (self.watermark_blocks if watermark else 0)
         wanted = blocks_needed(len(token_ids), self.block_size) + spare
         if wanted > self.num_blocks:
@@ -267,6 +298,8 @@ class BlockManager:
             OutOfBlocksError: `can_allocate` says LATER or NEVER.
         """
         seq_id = self._unused(seq_id)
+        if self.enable_prefix_caching:
+            token_ids = self._whole_ids(token_ids)
         status, cached = self._plan(token_ids, watermark)
         needed = blocks_needed(len(token_ids), self.block_size)
         if status is not AllocStatus.OK:
@@ -280,7 +313,7 @@ class BlockManager:
         self._tables[seq_id] = [*cached, *self.pool.take(needed - len(cached))]
         self._num_tokens[seq_id] = len(token_ids)
         if self.enable_prefix_caching:
-            self._token_ids[seq_id] = list(token_ids)
+            self._token_ids[seq_id] = token_ids
             self._prefixes[seq_id] = [self.pool.prefixes.held_by(block_id) for block_id in cached]
         return len(cached) * self.block_size
 
@@ -402,7 +435,9 @@ class BlockManager:
         Args:
             lengths: sequence -> tokens that it is to hold afterwards, at least those it has.
         """
+        an_instance("lengths", lengths, Mapping, "a dictionary {sequence: tokens that it is to hold}")
         tables = {seq_id: self._host_tables[self._swapped(seq_id)] for seq_id in lengths}
+        lengths = {seq_id: whole_number("a length", length) for seq_id, length in lengths.items()}
         named = Counter(block_id for table in tables.values() for block_id in table)
         more = {seq_id: max(0, length - self._num_tokens[seq_id]) for seq_id, length in lengths.items()}
         return len(named) + self._growth(more, tables, named)
@@ -447,7 +482,7 @@ class BlockManager:
 
     def _swapped(self, seq_id: int) -> int:
         if _an_id(seq_id) not in self._host_tables:
-            raise InvalidInputError(f"sequence {seq_id!r} is not swapped out")
+            raise InvalidInputError(f"sequence {shown(seq_id)} is not swapped out")
         return seq_id
 
     # -- sharing (chapter 11) --------------------------------------------------------------------------------------
@@ -496,7 +531,9 @@ class BlockManager:
 
         Less than the sum when all who share a last block write into it: the last of them needs no copy.
         """
+        an_instance("more", more, Mapping, "a dictionary {sequence: tokens that it grows by}")
         tables = {seq_id: self._tables[self._known(seq_id)] for seq_id in more}
+        more = {seq_id: n if type(n) is int and n >= 0 else whole_number("more", n) for seq_id, n in more.items()}
         named = {table[-1]: self.pool.blocks[table[-1]].ref_count for table in tables.values() if table}
         return self._growth(more, tables, named)
 
@@ -528,10 +565,10 @@ class BlockManager:
         held, size = self._num_tokens[self._known(seq_id)], self.block_size
         num_tokens = num_tokens if type(num_tokens) is int else whole_number("num_tokens", num_tokens)
         known = self._token_ids.get(seq_id, ()) if token_ids is None else token_ids
-        if not 0 <= num_tokens <= held or (token_ids is not None and len(token_ids) < num_tokens):
+        if not 0 <= num_tokens <= held or (token_ids is not None and _length(token_ids) < num_tokens):
             raise InvalidInputError(
-                f"{num_tokens} tokens of sequence {seq_id} cannot be computed: {held} have a slot, and the tokens of "
-                f"{len(known)} are known"
+                f"{shown(num_tokens)} tokens of sequence {seq_id} cannot be computed: {held} have a slot, and the "
+                f"tokens of {len(known)} are known"
             )
         if seq_id not in self._prefixes:
             return
@@ -575,17 +612,21 @@ class BlockManager:
     def _tokens_in(self, token_ids: Sequence[int], number: int) -> tuple[int, ...]:
         """The tokens of full block `number` of a text, as plain ints: a numpy array's and a list's are the same."""
         start = number * self.block_size
-        ids = token_ids[start : start + self.block_size]
+        return tuple(self._whole_ids(token_ids[start : start + self.block_size]))
+
+    @staticmethod
+    def _whole_ids(token_ids: Sequence[int]) -> list[int]:
+        _length(token_ids)
         try:
-            return tuple(map(operator.index, ids))
+            return list(map(operator.index, token_ids))
         except TypeError:
             raise InvalidInputError(
-                f"token ids {list(ids)!r:.80}: with prefix caching they are whole numbers"
+                f"token ids {shown(list(token_ids))}: with prefix caching they are whole numbers"
             ) from None
 
     def _known(self, seq_id: int) -> int:
         if _an_id(seq_id) not in self._tables:
-            raise InvalidInputError(f"no sequence {seq_id!r} here; admitted are {sorted(self._tables)[:10]}")
+            raise InvalidInputError(f"no sequence {shown(seq_id)} here; admitted are {sorted(self._tables)[:10]}")
         return seq_id
 
     def _unused(self, seq_id: int) -> int:
@@ -614,7 +655,10 @@ class Prefix:
 
 def hash_block(parent_hash: int, token_ids: tuple[int, ...]) -> int:
     """The hash of a full block: of its tokens and, through the parent's hash, of everything before them."""
-    return hash((parent_hash, token_ids))
+    try:
+        return hash((parent_hash, token_ids))
+    except TypeError:
+        raise InvalidInputError(f"token_ids is {shown(token_ids)}; pass a tuple of whole numbers") from None
 
 
 class PrefixIndex:
@@ -703,16 +747,37 @@ def _distinct(tables: Iterable[list[int]]) -> int:
 
 def _an_id(seq_id: Any) -> int:
     """A sequence's id; True and 1.0 are none, though a dictionary takes them for 1."""
-    if type(seq_id) is not int and (isinstance(seq_id, bool) or not isinstance(seq_id, Integral)):
-        raise InvalidInputError(f"seq_id is {seq_id!r}; sequences are known by an integer")
+    is_id = type(seq_id) is int or (isinstance(seq_id, Integral) and not isinstance(seq_id, bool))
+    if not is_id or not -(2**63) <= seq_id < 2**63:
+        raise InvalidInputError(f"seq_id is {shown(seq_id)}; sequences are known by an integer")
     return seq_id
+
+
+def _an_index(name: str, value: Any) -> int:
+    """A whole number of any sign, as an int; what it may be is checked where it is used."""
+    try:
+        return whole_number(name, value, -(2**63))
+    except InvalidInputError:
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a whole number") from None
+
+
+def _length(token_ids: Sequence[int]) -> int:
+    """How many tokens there are; a text, a set or a tensor of two axes is no list of tokens."""
+    if type(token_ids) is not list:
+        odd = isinstance(token_ids, str | bytes | Mapping | Set) or getattr(token_ids, "ndim", 1) != 1
+        if odd or not hasattr(token_ids, "__getitem__") or not hasattr(token_ids, "__len__"):
+            raise InvalidInputError(f"token_ids is {shown(token_ids)}; pass a list of token ids")
+    try:
+        return len(token_ids)
+    except OverflowError:  # a range: it has no limit of its own
+        raise InvalidInputError(f"token_ids is {shown(token_ids)}: more tokens than any pool holds") from None
 
 
 def _once(seq_ids: Iterable[int]) -> list[int]:
     """The ids, once it is known that none comes twice: its second move would find nothing and lose the first."""
-    if not isinstance(seq_ids, Iterable):
-        raise InvalidInputError(f"seq_ids is {seq_ids!r}; pass a list of sequences")
-    seq_ids = [_an_id(seq_id) for seq_id in seq_ids]
+    if isinstance(seq_ids, Mapping):
+        seq_ids = seq_ids.keys()
+    seq_ids = [_an_id(seq_id) for seq_id in listed("seq_ids", seq_ids, "a list of sequences")]
     if len(set(seq_ids)) < len(seq_ids):
         raise InvalidInputError(f"sequences {seq_ids} name one twice; each can be moved once")
     return seq_ids
@@ -720,7 +785,8 @@ def _once(seq_ids: Iterable[int]) -> list[int]:
 
 def shuffled(num_blocks: int, seed: int = 0) -> list[int]:
     """All block numbers in a random order, for `block_order`: the same order for the same seed."""
-    return random.Random(seed).sample(range(num_blocks), num_blocks)
+    num_blocks = whole_number("num_blocks", num_blocks, 1, MOST_BLOCKS)
+    return random.Random(whole_number("seed", seed)).sample(range(num_blocks), num_blocks)
 
 
 class Paged:
@@ -736,8 +802,7 @@ class Paged:
     """
 
     def __init__(self, block_size: int = 16, watermark: float = 0.01) -> None:
-        if block_size < 1:
-            raise InvalidInputError(f"block_size is {block_size}; a block holds at least 1 token")
+        block_size = whole_number("block_size", block_size, 1)
         self.name = f"Paged({block_size})"
         self.block_size = block_size
         self.watermark = watermark
@@ -745,6 +810,7 @@ class Paged:
 
     def reset(self, num_slots: int) -> None:
         """An empty pool of `num_slots` slots; slots beyond the last whole block are never used."""
+        num_slots = whole_number("num_slots", num_slots, 1)
         if num_slots < self.block_size:
             raise InvalidInputError(f"a pool of {num_slots} slots holds no block of {self.block_size}")
         self.num_slots = num_slots
@@ -752,6 +818,7 @@ class Paged:
 
     def why_never(self, prompt_len: int, output_len: int) -> str | None:
         """Why a request could not end even alone here, or None. Preempted late, it must be admitted again."""
+        prompt_len, output_len = whole_number("prompt_len", prompt_len, 1), whole_number("output_len", output_len)
         manager, longest = self.manager, prompt_len + output_len
         last_admission = blocks_needed(max(prompt_len, longest - 1), self.block_size) + manager.watermark_blocks
         if max(last_admission, blocks_needed(longest, self.block_size)) <= manager.num_blocks:
@@ -764,6 +831,7 @@ class Paged:
 
     def admit(self, request: int, prompt_len: int, output_len: int) -> bool:
         """Blocks for the prompt alone; how long the output will be is not known, and not asked."""
+        prompt_len = whole_number("prompt_len", prompt_len, 1)
         if self.manager.can_allocate(range(prompt_len)) is not AllocStatus.OK:
             return False
         self.manager.allocate(request, range(prompt_len))
@@ -771,10 +839,11 @@ class Paged:
 
     def capacity(self, request: int) -> int:
         """Tokens that the request's blocks hold."""
-        return len(self.manager._tables[request]) * self.block_size
+        return len(self.manager._tables[self.manager._known(request)]) * self.block_size
 
     def grow(self, request: int, num_tokens: int) -> bool:
         """Slots for `num_tokens` tokens in all; False, and nothing changed, when the pool has no block for them."""
+        num_tokens = whole_number("num_tokens", num_tokens, 1)
         try:
             self.manager.append_slots(request, num_tokens - self.manager.num_tokens(request))
         except OutOfBlocksError:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from minipaged import __version__, models
+from minipaged.errors import InvalidInputError, an_instance, listed, shown
 
 # What pyproject.toml asks for, repeated here because a broken installation may have no metadata to read.
 # A test holds the two equal.
@@ -108,6 +109,10 @@ def in_range(version: str | None, wanted: str) -> bool:
 
     Only the numbers of the release count: "2.13.0+cpu" is 2.13.0, and a vendor's "2.6.0a0" passes for 2.6.0.
     """
+    if not isinstance(version, str | None):
+        raise InvalidInputError(f"version is {shown(version)}; pass a text such as 2.6.0, or None")
+    if not isinstance(wanted, str) or not re.fullmatch(r"( *(>=|<)\d+(\.\d+)* *(,|$))*", wanted):
+        raise InvalidInputError(f"wanted is {shown(wanted)}; pass a range such as >=5.15,<6")
     found = re.match(r"v?(\d+(?:\.\d+)*)", version or "")
     if found is None:
         return False
@@ -121,6 +126,7 @@ def in_range(version: str | None, wanted: str) -> bool:
 
 def examine(facts: Facts) -> list[Line]:
     """Say for each fact whether the course can run with it, and what to do where it cannot."""
+    an_instance("facts", facts, Facts, "what `gather` returns")
     lines = [_python_line(facts), Line("minipaged", __version__)]
     lines += [_package_line(facts, name, wanted) for name, wanted in NEEDED.items()]
     fetch = FOR_THE_FETCH if facts.model_place is None else {}
@@ -131,12 +137,17 @@ def examine(facts: Facts) -> list[Line]:
 
 def can_run(lines: Iterable[Line]) -> bool:
     """True when nothing that the course needs is missing or outside its range."""
-    return all(line.ok or not line.needed for line in lines)
+    return all(line.ok or not line.needed for line in _lines(lines))
+
+
+def _lines(lines: Any) -> list[Line]:
+    return [an_instance("a line", line, Line, "what `examine` returns") for line in listed("lines", lines, "its lines")]
 
 
 def report(lines: list[Line]) -> str:
     """The lines as text: a table, the advice, the verdict. Plain ASCII, for consoles that have nothing else."""
-    width = max(len(line.subject) for line in lines)
+    lines = _lines(lines)
+    width = max((len(line.subject) for line in lines), default=0)
     rows = [f"  {_mark(line)}  {line.subject:<{width}}  {line.text}" for line in lines]
     advice = [f"  - {line.advice}" for line in lines if line.advice]
     verdict = "The course can run here." if can_run(lines) else "The course cannot run here yet: see the lines with !!."

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from minipaged.errors import InvalidInputError, listed, real_number, shown
+from minipaged.errors import InvalidInputError, listed, real_number, shown, whole_number
 
 PAPER_SLOTS = 15_728  # 12 GiB of KV for OPT-13B in fp16, 819,200 bytes a token (paper, table 1)
 SMALLEST_CHUNK = 16
@@ -107,24 +107,31 @@ class Allocator(Protocol):
 class FirstFitPool:
     """The first hole that is large enough, from the left; a freed piece joins the holes beside it.
 
+    Both pools remember what they gave: a piece that was never taken, or comes back twice, is refused by name.
+
     >>> pool = FirstFitPool(10)
     >>> pool.take(4), pool.take(3), pool.take(4)
     (0, 4, None)
     """
 
     def __init__(self, num_slots: int) -> None:
+        num_slots = whole_number("num_slots", num_slots, 1)
         self.holes: list[tuple[int, int]] = [(0, num_slots)]  # (start, length), by start, never touching each other
+        self._taken: dict[int, int] = {}  # start -> length
 
     def take(self, length: int) -> int | None:
         """The start of `length` free slots in one piece, taken; None if no hole is that long."""
+        length = whole_number("length", length, 1)
         for i, (start, size) in enumerate(self.holes):
             if size >= length:
+                self._taken[start] = length
                 self.holes[i : i + 1] = [(start + length, size - length)] if size > length else []
                 return start
         return None
 
     def give(self, start: int, length: int) -> None:
         """Free a piece, and join it with the holes it touches."""
+        _give_back(self._taken, start, length, length)
         i = bisect.bisect(self.holes, (start, 0))
         if i < len(self.holes) and self.holes[i][0] == start + length:
             length += self.holes.pop(i)[1]
@@ -148,7 +155,9 @@ class BuddyPool:
     """
 
     def __init__(self, num_slots: int) -> None:
+        num_slots = whole_number("num_slots", num_slots, 1)
         self.free: dict[int, list[int]] = {}  # chunk size -> sorted starts
+        self._taken: dict[int, int] = {}  # start -> chunk size
         self.num_free = num_slots
         start = 0
         for size in (1 << bit for bit in reversed(range(num_slots.bit_length()))):
@@ -168,16 +177,25 @@ class BuddyPool:
             found //= 2
             bisect.insort(self.free[found], start + found)
         self.num_free -= size
+        self._taken[start] = size
         return start
 
     def give(self, start: int, length: int) -> None:
         """Free the chunk that `take(length)` gave, joining buddies as long as both are free."""
         size = chunk_for(length)
+        _give_back(self._taken, start, size, length)
         self.num_free += size
         while (buddy := start ^ size) in self.free.get(size, ()):
             self.free[size].remove(buddy)
             start, size = min(start, buddy), 2 * size
         bisect.insort(self.free[size], start)
+
+
+def _give_back(taken: dict[int, int], start: int, size: int, length: int) -> None:
+    """Strike a piece off the list of those that were given, if it is on it."""
+    if taken.get(whole_number("start", start)) != whole_number("length", size, 1):
+        raise InvalidInputError(f"no piece of {length} slots at {start} was taken; give back what take gave, once")
+    del taken[start]
 
 
 def chunk_for(length: int) -> int:
@@ -187,7 +205,7 @@ def chunk_for(length: int) -> int:
 
 def next_power_of_two(n: int) -> int:
     """The smallest power of two that is at least n: 1, 2, 4, 4, 8 for 1, 2, 3, 4, 5."""
-    return 1 << (n - 1).bit_length()
+    return 1 << (whole_number("n", n, 1) - 1).bit_length()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -213,10 +231,11 @@ class _Contiguous:
         return chunk_for(asked)
 
     def reset(self, num_slots: int) -> None:
+        num_slots = whole_number("num_slots", num_slots, 1)
         self._held, self._pool, self._num_slots = {}, BuddyPool(num_slots), num_slots
 
     def why_never(self, prompt_len: int, output_len: int) -> str | None:
-        total = prompt_len + output_len
+        total = _both(prompt_len, output_len)
         if self.max_len is not None and total > self.max_len:
             return f"{prompt_len} + {output_len} = {total} tokens, and {self.name} takes at most {self.max_len}"
         need, largest = self.taken(self.asked(prompt_len, output_len)), self._largest()
@@ -229,6 +248,9 @@ class _Contiguous:
         return size if size >= SMALLEST_CHUNK else 0
 
     def admit(self, request: int, prompt_len: int, output_len: int) -> bool:
+        _both(prompt_len, output_len)
+        if (request := whole_number("request", request)) in self._held:
+            raise InvalidInputError(f"request {request} is admitted already; free it first, or choose another number")
         asked = self.asked(prompt_len, output_len)
         start = self._pool.take(asked)
         if start is None:
@@ -237,20 +259,27 @@ class _Contiguous:
         return True
 
     def capacity(self, request: int) -> int:
-        return self._held[request][1]
+        return self._piece(request)[1]
+
+    def _piece(self, request: int) -> tuple[int, int]:
+        try:
+            return self._held[request]
+        except (KeyError, TypeError):
+            raise InvalidInputError(f"no request {shown(request)} here; running are {list(self._held)[:10]}") from None
 
     def grow(self, request: int, num_tokens: int) -> bool:
-        return num_tokens <= self.capacity(request)
+        return whole_number("num_tokens", num_tokens, 1) <= self.capacity(request)
 
     def free(self, request: int) -> None:
-        self._pool.give(*self._held.pop(request))
+        self._pool.give(*self._piece(request))
+        del self._held[request]
 
     @property
     def num_free(self) -> int:
         return self._pool.num_free
 
     def spans(self, request: int) -> list[tuple[int, int]]:
-        start, asked = self._held[request]
+        start, asked = self._piece(request)
         return [(start, self.taken(asked))]
 
 
@@ -265,12 +294,12 @@ class FirstFit(_Contiguous):
 
     def __init__(self, max_len: int = 2048) -> None:
         super().__init__()
-        self.max_len = _positive("max_len", max_len)
+        self.max_len = whole_number("max_len", max_len, 1)
         self.name = "FirstFit"
 
     def asked(self, prompt_len: int, output_len: int) -> int:
         """Prompt and output."""
-        return prompt_len + output_len
+        return _both(prompt_len, output_len)
 
     def taken(self, asked: int) -> int:
         """No rounding."""
@@ -290,7 +319,7 @@ class MaxLength(_Contiguous):
 
     def __init__(self, max_len: int = 2048) -> None:
         super().__init__()
-        self.max_len = _positive("max_len", max_len)
+        self.max_len = whole_number("max_len", max_len, 1)
         self.name = "MaxLength"
 
     def asked(self, prompt_len: int, output_len: int) -> int:
@@ -304,12 +333,13 @@ class PowerOfTwo(_Contiguous):
 
     def __init__(self, max_len: int = 2048) -> None:
         super().__init__()
-        self.max_len = _positive("max_len", max_len)
+        self.max_len = whole_number("max_len", max_len, 1)
         self.name = "PowerOfTwo"
 
     def asked(self, prompt_len: int, output_len: int) -> int:
         """An output of 25 tokens reserves 32."""
         assert self.max_len is not None
+        _both(prompt_len, output_len)
         return min(self.max_len, prompt_len + next_power_of_two(output_len))
 
 
@@ -322,7 +352,12 @@ class Oracle(_Contiguous):
 
     def asked(self, prompt_len: int, output_len: int) -> int:
         """Exactly what will be used."""
-        return prompt_len + output_len
+        return _both(prompt_len, output_len)
+
+
+def _both(prompt_len: int, output_len: int) -> int:
+    """Tokens of a request at its end."""
+    return whole_number("prompt_len", prompt_len, 1) + whole_number("output_len", output_len, 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -428,14 +463,29 @@ def simulate(
     What the paper measured on a server (figure 2; section 6.2, figure 13), by simulation.
     """
     requests = check_requests(requests)
-    _positive("num_slots", num_slots)
-    _positive("steps", steps)
-    if not 0 <= warmup < steps:
+    num_slots = whole_number("num_slots", num_slots, 1, most=2**40)
+    steps, seed = whole_number("steps", steps, 1, most=MOST_STEPS), whole_number("seed", seed)
+    _check_allocator(allocator)
+    if not isinstance(record, bool):
+        raise InvalidInputError(f"record is {shown(record)}; use True or False")
+    if not 0 <= (warmup := whole_number("warmup", warmup)) < steps:
         raise InvalidInputError(f"warmup is {warmup} and steps is {steps}: nothing would be counted; warmup < steps")
     coming = _saturated(requests, seed) if arrivals is None else _arriving(check_arrivals(arrivals, len(requests)))
     allocator.reset(num_slots)
     run = _Run(requests, allocator, num_slots, coming, warmup=warmup, saturated=arrivals is None, record=record)
     return run.until(steps)
+
+
+MOST_STEPS = 10_000_000  # minutes
+
+
+def _check_allocator(allocator: Any) -> None:
+    """Raise unless it answers the simulator's calls; `num_free` may need a `reset` before it can be asked for."""
+    calls = ("name", "reset", "why_never", "admit", "capacity", "grow", "free")
+    lacking = [call for call in calls if not hasattr(allocator, call)]
+    if lacking or isinstance(allocator, type):
+        made = f"{allocator.__name__}()" if isinstance(allocator, type) else "an allocator, such as MaxLength()"
+        raise InvalidInputError(f"allocator is {shown(allocator)}; pass {made}")
 
 
 def _saturated(requests: Sequence[Request], seed: int) -> Iterator[tuple[float, int]]:
@@ -692,8 +742,8 @@ def lognormal_lengths(
         max_len: prompts are clipped to half of it, outputs to what the prompt leaves.
         seed: same seed, same lengths.
     """
-    n = _positive("n", n)
-    _at_least("max_len", max_len, 2)
+    n, seed = whole_number("n", n, 1, MOST_STEPS), whole_number("seed", seed)
+    max_len = whole_number("max_len", max_len, 2)
     normal = np.random.default_rng(seed).standard_normal((n, 2))  # row by row: a longer list begins with the shorter
     prompts = _lognormal(normal[:, 0], "prompt", prompt_mean, prompt_cv)
     outputs = _lognormal(normal[:, 1], "output", output_mean, output_cv)
@@ -703,10 +753,9 @@ def lognormal_lengths(
 
 
 def _lognormal(normal: np.ndarray, what: str, mean: float, cv: float) -> np.ndarray:
-    if not (math.isfinite(mean) and mean >= 1 and math.isfinite(cv) and cv >= 0):
-        raise InvalidInputError(
-            f"{what} mean {mean} and spread {cv}: the mean must be at least 1, the spread 0 or more"
-        )
+    mean, cv = real_number(f"{what}_mean", mean, least=1), real_number(f"{what}_cv", cv, least=0)
+    if not max(mean, cv) < 1e9:
+        raise InvalidInputError(f"{what}_mean is {mean} and {what}_cv {cv}; both must be below a billion")
     variance = math.log(1 + cv**2)  # of the logarithm
     return mean * np.exp(math.sqrt(variance) * normal - variance / 2)
 
@@ -727,9 +776,11 @@ def alpaca_like(n: int, seed: int = 0) -> list[Request]:
 
 def poisson_arrivals(n: int, rate: float, seed: int = 0) -> list[float]:
     """`n` arrival times in steps, with `rate` requests a step on average, independent of each other."""
-    if not (math.isfinite(rate) and rate > 0):
-        raise InvalidInputError(f"rate is {rate} requests a step; it must be greater than 0")
-    gaps = np.random.default_rng(seed).exponential(1 / rate, _positive("n", n))
+    rate = real_number("rate", rate, above=0)
+    if rate < 1e-9:
+        raise InvalidInputError(f"rate is {rate} requests a step, and nobody lives to see the second; use 1e-9 or more")
+    n, seed = whole_number("n", n, 1, MOST_STEPS), whole_number("seed", seed)
+    gaps = np.random.default_rng(seed).exponential(1 / rate, n)
     return np.cumsum(gaps).tolist()
 
 
@@ -743,7 +794,18 @@ def read_trace(path: str | Path) -> list[Request]:
         TraceError: a row that is not two lengths of at least 1; nothing is skipped.
         FileNotFoundError: there is no such file.
     """
+    if not isinstance(path, str | Path) or "\0" in str(path):
+        raise InvalidInputError(f"path is {shown(path)}; pass the name of a CSV or JSONL file")
     path = Path(path)
+    if path.is_dir():
+        raise TraceError(f"{path} is a folder; pass a CSV or JSONL file in it")
+    try:
+        return _read_trace(path)
+    except (UnicodeError, csv.Error) as error:
+        raise TraceError(f"{path} is no text file in UTF-8 with lengths in it: {error}") from error
+
+
+def _read_trace(path: Path) -> list[Request]:
     rows = _jsonl_rows(path) if path.suffix.lower() == ".jsonl" else _csv_rows(path)
     requests = [(_length(path, n, "prompt_len", p), _length(path, n, "output_len", o)) for n, p, o in rows]
     if not requests:
@@ -828,23 +890,9 @@ def check_arrivals(arrivals: Sequence[float], n: int) -> list[float]:
     """
     times = listed("arrivals", arrivals, "the step at which each request arrives")
     times = [real_number(f"arrival {i}", t) for i, t in enumerate(times)]
-    if len(times) != n:
+    if len(times) != whole_number("n", n):
         raise InvalidInputError(f"{len(times)} arrivals for {n} requests; give one step for each request")
     for i, (before, now) in enumerate(itertools.pairwise([0.0, *times])):
         if not (math.isfinite(now) and now >= before):
             raise InvalidInputError(f"arrival {i} is {now} after {before}; arrivals are steps >= 0 in ascending order")
     return times
-
-
-def _positive(name: str, value: int) -> int:
-    return _at_least(name, value, 1)
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    try:
-        value = index(value)
-    except TypeError as error:
-        raise InvalidInputError(f"{name} is {value!r}; it must be a whole number") from error
-    if value < least:
-        raise InvalidInputError(f"{name} is {value}; it must be at least {least}")
-    return value

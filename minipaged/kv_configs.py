@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from minipaged.errors import InvalidInputError, MinipagedError, require
+from minipaged.errors import InvalidInputError, MinipagedError, require, shown, whole_number
 
 
 class UnreadableConfigError(MinipagedError, ValueError):
@@ -52,19 +52,32 @@ class LayerCache:
     source: int | None = None
     note: str = ""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in _LAYER_KINDS:
+            raise InvalidInputError(f"kind is {shown(self.kind)}; use one of {', '.join(_LAYER_KINDS)}")
+        for name in ("num_kv_heads", "k_dim", "v_dim", "latent", "extra"):
+            whole_number(name, getattr(self, name))
+        for name, least in (("window", 1), ("source", 0)):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), least)
+
     def tokens_kept(self, seq_len: int) -> int:
         """How many of `seq_len` tokens this layer holds."""
+        seq_len = whole_number("seq_len", seq_len)
         if self.kind in ("shared", "none"):
             return 0
         return seq_len if self.window is None else min(seq_len, self.window)
 
     def blocks_kept(self, seq_len: int, block_size: int) -> int:
         """Whole blocks held at most on the way to `seq_len` tokens; a window may straddle one block more."""
+        seq_len, block_size = whole_number("seq_len", seq_len), whole_number("block_size", block_size, 1)
         if self.kind in ("shared", "none"):
             return 0
         blocks = -(-seq_len // block_size)
         return blocks if self.window is None else min(blocks, (self.window + block_size - 2) // block_size + 1)
 
+
+_LAYER_KINDS = ("full", "sliding", "chunked", "shared", "none")
 
 # Two spellings of one thing, the most common first.
 _SPELLINGS = {
@@ -140,8 +153,8 @@ class _Config:
 
     def number(self, name: str, default: int | None = None) -> int:
         value = self.need(name) if default is None else self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UnreadableConfigError(f"{name} is {value!r}{self.who}; expected a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**40:
+            raise UnreadableConfigError(f"{name} is {shown(value)}{self.who}; expected a whole number of at least 1")
         return value
 
     @property
@@ -174,9 +187,16 @@ def read_config(config: Any) -> tuple[list[LayerCache], str, str]:
         UnreadableConfigError: a field is missing, or names a mechanism whose cache is not known here.
         InvalidInputError: there is no such file, folder or id.
     """
-    fields, name = _fields_of(config)
-    config = _Config.of(fields, _known_families())
-    return _read_layers(config), name, config.family
+    try:
+        fields, name = _fields_of(config)
+        read = _Config.of(fields, _known_families())
+        return _read_layers(read), name, read.family
+    except MinipagedError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
+        # a config comes from anywhere: any of its fields may hold anything
+        said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:120]
+        raise UnreadableConfigError(f"a field of the config holds what it should not ({said}); {_BY_HAND}") from error
 
 
 def _fields_of(config: Any) -> tuple[dict[str, Any], str]:
@@ -428,9 +448,13 @@ def _layer_types(config: _Config) -> list[str]:
     if config.family in _RECURRENT:
         return ["linear_attention"] * config.number("num_layers")
     types = config.get("layer_types")
+    if types is not None and not isinstance(types, list | tuple):
+        raise UnreadableConfigError(f"layer_types is {shown(types)}{config.who}; expected a list, one entry a layer")
     if config.family == "nemotron_h" and types is None:
         types = [_NEMOTRON_H.get(letter, letter) for letter in config.need("hybrid_override_pattern")]
     count = config.number("num_layers", len(types) if types else None)
+    if count > 100_000:
+        raise UnreadableConfigError(f"num_layers is {count}{config.who}; expected at most 100,000")
     if types is None and config.family in _PATTERNS:
         types = _PATTERNS[config.family](config, count)
     if types is None and config.defaults.get("derives_layer_types") and config.family not in _BY_WINDOW:

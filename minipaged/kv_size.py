@@ -28,7 +28,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-from minipaged.errors import InvalidInputError, MinipagedError
+from minipaged.errors import InvalidInputError, MinipagedError, an_instance, listed, real_number, shown, whole_number
 from minipaged.kv_configs import LayerCache, UnreadableConfigError, read_config
 
 __all__ = ["KVCacheSpec", "LayerCache", "UnreadableConfigError", "bytes_per_number", "weight_bytes"]
@@ -58,10 +58,11 @@ def bytes_per_number(dtype: Any = "float16") -> Fraction:
     Args:
         dtype: a name ("float16", "bf16", "fp8", "int4", ...) or a torch dtype.
     """
-    name = str(dtype).removeprefix("torch.").lower()
+    given = dtype if isinstance(dtype, str) else shown(dtype)
+    name = given.removeprefix("torch.").lower()
     name = _ALIASES.get(name, name)
     if name not in _BITS:
-        raise InvalidInputError(f'unknown dtype "{dtype}"; use one of {", ".join([*_BITS, *_ALIASES])}')
+        raise InvalidInputError(f'unknown dtype "{given:.80}"; use one of {", ".join([*_BITS, *_ALIASES])}')
     return Fraction(_BITS[name], 8)
 
 
@@ -77,6 +78,10 @@ def token_bytes(
     KV heads are split over the GPUs; once there are fewer heads than GPUs they are replicated, at least one on each.
     A latent has no heads to split, so each GPU holds all of it. `expanded` counts MLA as K and V per head instead.
     """
+    an_instance("layer", layer, LayerCache, "one of the layers of a KVCacheSpec")
+    tensor_parallel = whole_number("tensor_parallel", tensor_parallel, 1)
+    scale_group = None if scale_group is None else whole_number("scale_group", scale_group, 1)
+    _flag("expanded", expanded)
     if layer.kind in ("shared", "none"):
         return Fraction(0)
     extra = _vector_bytes(layer.extra, dtype, scale_group)
@@ -105,6 +110,14 @@ class KVCacheSpec:
     layers: tuple[LayerCache, ...]
     name: str = ""
     model_type: str = ""
+
+    def __post_init__(self) -> None:
+        for layer in listed("layers", self.layers, "the LayerCache of each layer"):
+            an_instance("a layer", layer, LayerCache, "LayerCache(kind, ...), as minipaged.kv_configs makes them")
+        if not isinstance(self.layers, tuple):
+            raise InvalidInputError(f"layers is {shown(self.layers)}; pass a tuple")
+        for field in ("name", "model_type"):
+            an_instance(field, getattr(self, field), str, "a text")
 
     @classmethod
     def from_config(cls, config: Any) -> KVCacheSpec:
@@ -141,7 +154,6 @@ class KVCacheSpec:
         Returns:
             an int, or a float when 4-bit numbers do not fill whole bytes.
         """
-        _count(tensor_parallel=tensor_parallel)
         return _number(sum(n * token_bytes(kind, dtype, tensor_parallel, scale_group) for kind, n in self._kinds))
 
     def cache_bytes(
@@ -157,8 +169,8 @@ class KVCacheSpec:
         Windows cap, shared layers count once, MLA counts its latent. transformers holds window - 1 tokens in a sliding
         layer between steps; while a step runs, `window` are needed, and that is what is counted here.
         """
-        _count(tensor_parallel=tensor_parallel)
-        _length(seq_len=seq_len, batch_size=batch_size)
+        seq_len, batch_size = whole_number("seq_len", seq_len), whole_number("batch_size", batch_size)
+        whole_number("tensor_parallel", tensor_parallel, 1)  # also when no layer keeps anything
         one = sum(
             n * kind.tokens_kept(seq_len) * token_bytes(kind, dtype, tensor_parallel, scale_group)
             for kind, n in self._kinds
@@ -186,12 +198,13 @@ class KVCacheSpec:
             tensor_parallel: GPUs that share the heads.
             scale_group: numbers that share one 2-byte scale, for quantised caches.
         """
-        _count(block_size=block_size, tensor_parallel=tensor_parallel)
+        block_size = whole_number("block_size", block_size, 1)
+        whole_number("tensor_parallel", tensor_parallel, 1)  # also when no layer keeps anything
         _one_of("mla", mla, ("latent", "expanded"))
         _one_of("hybrid", hybrid, ("window", "full"))
-        lengths = [seq_lens] if isinstance(seq_lens, Integral) else list(seq_lens)
-        for length in lengths:
-            _length(seq_len=length)
+        one = isinstance(seq_lens, Integral) or getattr(seq_lens, "ndim", 1) == 0
+        lengths = [seq_lens] if one else listed("seq_lens", seq_lens, "a number of tokens, or a list of them")
+        lengths = [whole_number("seq_len", length) for length in lengths]
         total = Fraction(0)
         for kind, n in self._kinds:
             held = replace(kind, window=None) if hybrid == "full" else kind
@@ -205,9 +218,9 @@ class KVCacheSpec:
 
         `options` go to `allocated_bytes`; with `block_size` 1 that is `cache_bytes`.
         """
-        _not_negative(memory_bytes=memory_bytes)
-        one = self.allocated_bytes(seq_len, block_size, **options)
-        return None if one == 0 else int(Fraction(memory_bytes) // Fraction(one))
+        memory = _exact("memory_bytes", memory_bytes)
+        one = self.allocated_bytes(whole_number("seq_len", seq_len), block_size, **_known_options(options))
+        return None if one == 0 else int(memory // Fraction(one))
 
     def max_seq_len(self, memory_bytes: float, batch_size: int = 1, block_size: int = 1, **options: Any) -> int | None:
         """The longest length at which `batch_size` sequences fit in `memory_bytes`; None if memory sets no limit.
@@ -215,11 +228,12 @@ class KVCacheSpec:
         `options` go to `allocated_bytes`. Memory sets no limit when no layer grows for ever (recurrent layers, or
         sliding windows alone).
         """
-        _not_negative(memory_bytes=memory_bytes)
-        _count(batch_size=batch_size)
+        memory = _exact("memory_bytes", memory_bytes)
+        batch_size = whole_number("batch_size", batch_size, 1)
+        _known_options(options)
 
         def fits(length: int) -> bool:
-            return batch_size * self.allocated_bytes(length, block_size, **options) <= memory_bytes
+            return batch_size * self.allocated_bytes(length, block_size, **options) <= memory
 
         low, high = 0, 1
         while fits(high):
@@ -234,9 +248,9 @@ class KVCacheSpec:
 
 def weight_bytes(num_parameters: float, dtype: Any = "float16", tensor_parallel: int = 1) -> int:
     """Bytes of `num_parameters` weights on one of `tensor_parallel` GPUs, taking them as evenly split."""
-    _positive(num_parameters=num_parameters)
-    _count(tensor_parallel=tensor_parallel)
-    return math.ceil(Fraction(num_parameters) * bytes_per_number(dtype) / tensor_parallel)
+    weights = _exact("num_parameters", num_parameters, above=0)
+    tensor_parallel = whole_number("tensor_parallel", tensor_parallel, 1)
+    return math.ceil(weights * bytes_per_number(dtype) / tensor_parallel)
 
 
 # --- models and GPUs by name ------------------------------------------------------------------------------------------
@@ -290,6 +304,7 @@ def gpus() -> dict[str, GPU]:
 
 def find_model(name: str) -> ModelPreset | None:
     """The preset of this name or of this model id, in any case of letters; None if there is none."""
+    an_instance("name", name, str, "a model's name, such as Llama-2-7B")
     for preset in models().values():
         if name.lower() in (preset.name.lower(), preset.id.lower()):
             return preset
@@ -307,6 +322,7 @@ def _no_such_model(name: str) -> str:
 
 def find_gpu(name: str) -> GPU:
     """The GPU of this name, in any case of letters."""
+    an_instance("name", name, str, "a GPU's name, such as A100-40GB")
     for gpu in gpus().values():
         if name.lower() == gpu.name.lower():
             return gpu
@@ -410,22 +426,22 @@ def fit(
         reserve_bytes: activations, CUDA context and the like: not computed here.
         gpu_memory_utilization: the fraction of the memory that the engine may use.
     """
-    _positive(memory_bytes=memory_bytes)
-    _count(batch_size=batch_size)
-    _length(seq_len=seq_len)
-    _not_negative(reserve_bytes=reserve_bytes)
-    if not 0 < gpu_memory_utilization <= 1:
-        raise InvalidInputError(
-            f"gpu_memory_utilization is {gpu_memory_utilization}; it is a fraction above 0, at most 1"
-        )
+    an_instance("spec", spec, KVCacheSpec, "KVCacheSpec.from_config(model)")
+    memory, reserve = int(_exact("memory_bytes", memory_bytes, above=0)), int(_exact("reserve_bytes", reserve_bytes))
+    batch_size, seq_len = whole_number("batch_size", batch_size, 1), whole_number("seq_len", seq_len)
+    block_size = whole_number("block_size", block_size, 1)
+    tensor_parallel = whole_number("tensor_parallel", tensor_parallel, 1)
+    share = gpu_memory_utilization
+    if not isinstance(share, Real) or isinstance(share, bool) or not 0 < share <= 1:
+        raise InvalidInputError(f"gpu_memory_utilization is {shown(share)}; it is a fraction above 0, at most 1")
     options = {"dtype": dtype, "tensor_parallel": tensor_parallel}
     one = spec.allocated_bytes(seq_len, block_size, **options)
     return Fit(
         spec=spec,
-        memory=int(memory_bytes),
-        unused=int(memory_bytes) - int(memory_bytes * gpu_memory_utilization),
+        memory=memory,
+        unused=memory - int(_exact("memory_bytes", memory_bytes) * _exact("gpu_memory_utilization", share)),
         weights=weight_bytes(num_parameters, weight_dtype, tensor_parallel),
-        reserve=int(reserve_bytes),
+        reserve=reserve,
         kv=batch_size * one,
         one_sequence=one,
         seq_len=seq_len,
@@ -445,6 +461,7 @@ class WayOut:
 
 def ways_out(load: Fit) -> list[WayOut]:
     """The changes, one at a time, that make a load fit which does not."""
+    an_instance("load", load, Fit, "what `fit` returns")
     if load.fits:
         return []
     found = []
@@ -484,6 +501,7 @@ def _kv_if(load: Fit, **changed: Any) -> int | float:
 
 def human(num_bytes: float) -> str:
     """Bytes in the largest of B, KiB, MiB, GiB that leaves at least 1: 17179869184 -> "16.00 GiB"."""
+    num_bytes = real_number("num_bytes", num_bytes)
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if abs(num_bytes) >= 2**power:
             return f"{num_bytes / 2**power:,.2f} {unit}"
@@ -492,6 +510,7 @@ def human(num_bytes: float) -> str:
 
 def explain(spec: KVCacheSpec) -> list[str]:
     """How each kind of layer counts, one line per kind, in the order in which they first occur."""
+    an_instance("spec", spec, KVCacheSpec, "KVCacheSpec.from_config(model)")
     return [f"{count} layer{'s' if count > 1 else ''} {_what_it_keeps(layer)}" for layer, count in spec._kinds]
 
 
@@ -514,6 +533,11 @@ def _what_it_keeps(layer: LayerCache) -> str:
 
 def report(spec: KVCacheSpec, seq_len: int, batch_size: int, dtype: str, tensor_parallel: int) -> list[str]:
     """The lines about the cache alone."""
+    an_instance("spec", spec, KVCacheSpec, "KVCacheSpec.from_config(model)")
+    batch_size, tensor_parallel = (
+        whole_number("batch_size", batch_size, 1),
+        whole_number("tensor_parallel", tensor_parallel, 1),
+    )
     per_token = spec.bytes_per_token(dtype, tensor_parallel)
     one = spec.cache_bytes(seq_len, 1, dtype, tensor_parallel)
     split = "" if tensor_parallel == 1 else f", on each of {tensor_parallel} GPUs"
@@ -529,6 +553,9 @@ def report(spec: KVCacheSpec, seq_len: int, batch_size: int, dtype: str, tensor_
 
 def report_fit(load: Fit, num_parameters: int, weight_dtype: str) -> list[str]:
     """The lines about a GPU, vLLM's two start-up lines among them."""
+    an_instance("load", load, Fit, "what `fit` returns")
+    num_parameters = whole_number("num_parameters", num_parameters, 1)
+    bytes_per_number(weight_dtype)
     lines = [
         f"memory         {human(load.memory):>12}   of one GPU",
         f"left alone     {human(load.unused):>12}   by gpu_memory_utilization",
@@ -613,9 +640,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _lines(args: argparse.Namespace) -> list[str]:
-    _count(batch=args.batch, block_size=args.block_size)
+    whole_number("batch", args.batch, 1)
+    whole_number("block_size", args.block_size, 1)
     if args.params is not None:
-        _positive(params=args.params)
+        real_number("params", args.params, above=0)
     spec = KVCacheSpec.from_config(args.model)
     lines = report(spec, args.seq_len, args.batch, args.dtype, args.tp)
     if args.gpu is None:
@@ -645,42 +673,29 @@ def _number(value: Fraction | int) -> int | float:
     return int(value) if value.denominator == 1 else float(value)
 
 
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        _finite(name, value)
-        if not value > 0:
-            raise InvalidInputError(f"{name} is {value}; it must be above 0")
+def _exact(name: str, value: Any, above: float | None = None) -> Fraction:
+    """A number that is not negative, as a fraction, so that no byte is lost to rounding."""
+    number = real_number(name, value, least=0 if above is None else None, above=above)
+    return Fraction(int(value)) if isinstance(value, Integral) else Fraction(number)
 
 
-def _not_negative(**values: float) -> None:
-    for name, value in values.items():
-        _finite(name, value)
-        if not value >= 0:
-            raise InvalidInputError(f"{name} is {value}; it cannot be negative")
-
-
-def _finite(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise InvalidInputError(f"{name} is {value!r}; it must be a number")
-
-
-def _count(**values: int) -> None:
-    """Raise unless every value is a whole number of at least 1."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise InvalidInputError(f"{name} is {value!r}; it must be a whole number of at least 1")
-
-
-def _length(**values: int) -> None:
-    """Raise unless every value is a whole number of at least 0."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
-            raise InvalidInputError(f"{name} is {value!r}; it must be a whole number, 0 or more")
+def _flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"{name} is {shown(value)}; use True or False")
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise InvalidInputError(f'{name} is "{value}"; use one of {", ".join(allowed)}')
+    if not isinstance(value, str) or value not in allowed:
+        raise InvalidInputError(f"{name} is {shown(value)}; use one of {', '.join(allowed)}")
+
+
+_OPTIONS = ("dtype", "mla", "hybrid", "tensor_parallel", "scale_group")
+
+
+def _known_options(options: dict[str, Any]) -> dict[str, Any]:
+    if unknown := [name for name in options if name not in _OPTIONS]:
+        raise InvalidInputError(f"there is no option {unknown[0]}; there are {', '.join(_OPTIONS)}")
+    return options
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, shown
 
 LANGUAGES = {"en": "English", "zh": "中文"}
 
@@ -38,13 +38,16 @@ def _known(code: str, name: str) -> str:
     """ "zh" for "zh", "ZH" and "zh_CN.UTF-8"."""
     short = re.split(r"[-_.]", code)[0].lower() if isinstance(code, str) else None
     if short not in LANGUAGES:
-        raise InvalidInputError(f"{name} is {code!r}; there are words in {', '.join(map(repr, LANGUAGES))}")
+        raise InvalidInputError(f"{name} is {shown(code)}; there are words in {', '.join(map(repr, LANGUAGES))}")
     return short
 
 
 def words(package: str, english: Mapping[str, str], key: str, code: str | None = None) -> str:
     """The format string for `key` from the table of `package` in a language (the one in use), else in English."""
-    return _table(package, code or language()).get(key) or english[key]
+    short = language() if code is None else _known(code, "the language")
+    if not isinstance(key, str) or key not in english:
+        raise InvalidInputError(f"there are no words for {shown(key)}")
+    return _table(package, short).get(key) or english[key]
 
 
 @cache

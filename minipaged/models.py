@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from minipaged.errors import InvalidInputError, MinipagedError
+from minipaged.errors import InvalidInputError, MinipagedError, shown
 
 COURSE_MODEL = "SmolLM2-135M-Instruct"
 
@@ -70,6 +70,8 @@ def load_model(name: str | Path | None = None, device: str = "auto", dtype: str 
     """
     device = pick_device(device)
     torch_dtype = pick_dtype(dtype, device)
+    if name is not None and not isinstance(name, str | Path):
+        raise ModelNotFoundError(f"{shown(name)} is no model's name; give a folder or a transformers id")
     name = name or os.environ.get("MINIPAGED_MODEL") or COURSE_MODEL
     source = fetch_course_model() if str(name) == COURSE_MODEL else _find(name)
 
@@ -92,6 +94,8 @@ def pick_device(device: str = "auto") -> str:
     """A device that this machine has: "auto" takes cuda if there is one, else cpu (mps only when asked for)."""
     import torch
 
+    if not isinstance(device, str | torch.device):
+        raise InvalidInputError(f'device is {shown(device)}; use "auto" or "cpu", or the name of another device')
     if str(device) == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -108,7 +112,11 @@ def pick_dtype(dtype: str = "auto", device: str = "cpu") -> Any:
     """The torch dtype for a name; "auto" asks the GPU's generation, since older ones only emulate bfloat16."""
     import torch
 
+    if not isinstance(dtype, str | torch.dtype):
+        raise InvalidInputError(f'dtype is {shown(dtype)}; use "auto", or a torch dtype or its name')
     if dtype == "auto":
+        if not isinstance(device, str):
+            raise InvalidInputError(f'device is {shown(device)}; pass what `pick_device` returns, such as "cpu"')
         if not device.startswith("cuda"):
             return torch.float32
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
@@ -322,8 +330,6 @@ def _name_special_tokens(tokenizer: Any, config: Any) -> None:
 
 def _find(name: str | Path) -> str | Path:
     """A folder as it is (it must hold a config.json), anything else as a transformers id."""
-    if not isinstance(name, (str, Path)):
-        raise ModelNotFoundError(f"{name!r} is no model's name; give a folder or a transformers id")
     try:
         folder = Path(name).expanduser()
     except RuntimeError as error:

@@ -22,8 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from minipaged.block_manager import BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError, a_function, whole_number
+from minipaged.errors import InvalidInputError, a_function, an_instance, listed, real_number, shown, whole_number
 from minipaged.fragmentation import Request, check_requests
+
+MOST = 10_000  # samples or beams of a request
 
 # Memory saved in %, OPT-13B on Alpaca (Kwon et al., SOSP 2023, figure 15), for 2, 4 and 6 samples or beams.
 FIGURE_15 = {
@@ -44,6 +46,10 @@ class Saving:
     blocks_used: int = 0
     blocks_alone: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("blocks_used", "blocks_alone"):
+            whole_number(name, getattr(self, name))
+
     @property
     def fraction(self) -> float:
         """The part that sharing saves, from 0 to below 1."""
@@ -51,6 +57,8 @@ class Saving:
 
     def __add__(self, other: Saving) -> Saving:
         """Both together."""
+        if not isinstance(other, Saving):
+            return NotImplemented
         return Saving(self.blocks_used + other.blocks_used, self.blocks_alone + other.blocks_alone)
 
     @classmethod
@@ -61,8 +69,12 @@ class Saving:
             steps: for each step, the block table of every sequence.
         """
         used = alone = 0
-        for tables in steps:
-            used += len({block for table in tables for block in table})
+        for tables in listed("steps", steps, "for each step, the block table of every sequence"):
+            tables = [
+                listed("a block table", table, "a list of block numbers")
+                for table in listed("a step", tables, "the block table of every sequence")
+            ]
+            used += len({whole_number("a block", block) for table in tables for block in table})
             alone += sum(len(table) for table in tables)
         return cls(used, alone)
 
@@ -96,9 +108,11 @@ def saved_by_sampling(
     Raises:
         InvalidInputError: n or block_size below 1, or a request that is no pair of lengths.
     """
-    requests, n = check_requests(requests), whole_number("n", n, 1)
+    requests, n = check_requests(requests), whole_number("n", n, 1, MOST)
+    if not isinstance(same_length, bool):
+        raise InvalidInputError(f"same_length is {shown(same_length)}; use True or False")
     manager = _roomy(requests, n, block_size)
-    ids, draw, total = itertools.count(), random.Random(seed), Saving()
+    ids, draw, total = itertools.count(), random.Random(whole_number("seed", seed)), Saving()
     for prompt_len, output_len in requests:
         outputs = [output_len, *(output_len if same_length else draw.choice(requests)[1] for _ in range(n - 1))]
         total += _sampled(manager, prompt_len, outputs, ids)
@@ -139,12 +153,17 @@ def token_estimate(requests: Iterable[Request], n: int) -> float:
         requests: (prompt length, output length) of each; means will do.
         n: samples of each.
     """
-    requests, n = list(requests), whole_number("n", n, 1)
-    for length in itertools.chain.from_iterable(requests):
-        if not isinstance(length, numbers.Real) or not length >= 0:
-            raise InvalidInputError(f"a length is {length!r}; lengths are numbers of tokens, and not below 0")
-    prompts = sum(prompt_len for prompt_len, _ in requests)
-    tokens = sum(prompt_len + output_len for prompt_len, output_len in requests)
+    wanted = "pairs (prompt length, output length)"
+    requests, n = (
+        [listed("a request", pair, wanted) for pair in listed("requests", requests, wanted)],
+        whole_number("n", n, 1),
+    )
+    for pair in requests:
+        if len(pair) != 2:
+            raise InvalidInputError(f"a request is {shown(pair)}; pass {wanted}")
+    lengths = [[real_number("a length", length, least=0) for length in pair] for pair in requests]
+    prompts = sum(prompt_len for prompt_len, _ in lengths)
+    tokens = sum(prompt_len + output_len for prompt_len, output_len in lengths)
     if not tokens > 0:
         raise InvalidInputError("there are no tokens to count; give at least one (prompt length, output length)")
     return prompts / tokens * (n - 1) / n
@@ -179,8 +198,8 @@ def saved_by_beams(
     Raises:
         InvalidInputError: k or block_size below 1, a request that is no pair of lengths, or parents that are not k.
     """
-    requests, k = check_requests(requests), whole_number("k", k, 1)
-    manager, draw = _roomy(requests, k, block_size), random.Random(seed)
+    requests, k = check_requests(requests), whole_number("k", k, 1, MOST)
+    manager, draw = _roomy(requests, k, block_size), random.Random(whole_number("seed", seed))
     choose = (lambda count: draw.choices(range(count), k=count)) if parents is None else parents
     a_function("parents", choose, "a function of k that returns k beam numbers, or None to draw them")
     ids, total = itertools.count(), Saving()
@@ -223,14 +242,16 @@ def next_beams(manager: BlockManager, beams: Sequence[int], parents: Sequence[in
     Raises:
         InvalidInputError: a parent that is no index of `beams`, or a new id that is in use; nothing was changed.
     """
-    parents, there = list(parents), range(len(beams))
+    an_instance("manager", manager, BlockManager, "a BlockManager that holds the beams")
+    beams = [manager._known(beam) for beam in listed("beams", beams, "a list of sequence ids")]
+    parents, there = listed("parents", parents, "a list of beam numbers"), range(len(beams))
     wrong = [p for p in parents if isinstance(p, bool) or not isinstance(p, numbers.Integral) or p not in there]
     if wrong:
-        raise InvalidInputError(f"beam {wrong[0]} is to go on; there are beams 0 to {len(beams) - 1}")
+        raise InvalidInputError(f"beam {shown(wrong[0])} is to go on; there are beams 0 to {len(beams) - 1}")
     kept: set[int] = set()
     following, forks = [], {}  # forks: new id -> the beam that it copies
     for parent in parents:
-        following.append(manager._unused(next(ids)) if parent in kept else beams[parent])
+        following.append(manager._unused(_next(ids)) if parent in kept else beams[parent])
         if parent in kept:
             forks[following[-1]] = beams[parent]
         kept.add(parent)
@@ -246,9 +267,21 @@ def next_beams(manager: BlockManager, beams: Sequence[int], parents: Sequence[in
 
 def fork_from_prompt(manager: BlockManager, prompt_len: int, n: int, ids: Iterator[int]) -> list[int]:
     """Admit a prompt and fork it until there are n sequences; returns their ids."""
-    first = next(ids)
+    an_instance("manager", manager, BlockManager, "a BlockManager")
+    prompt_len, n = whole_number("prompt_len", prompt_len, 1), whole_number("n", n, 1, MOST)
+    first, *others = [manager._unused(_next(ids)) for _ in range(n)]  # all of them, before anything changes
     manager.allocate(first, range(prompt_len))
-    return next_beams(manager, [first], [0] * n, ids)
+    return next_beams(manager, [first], [0] * n, iter(others))
+
+
+def _next(ids: Iterator[int]) -> int:
+    """A new sequence id, if the caller has one."""
+    if not isinstance(ids, Iterator):
+        raise InvalidInputError(f"ids is {shown(ids)}; pass an iterator of new sequence ids, such as itertools.count()")
+    try:
+        return next(ids)
+    except StopIteration:
+        raise InvalidInputError("ids has no more sequence ids; itertools.count() never runs out") from None
 
 
 def _roomy(requests: Sequence[Request], n: int, block_size: int) -> BlockManager:

@@ -470,7 +470,7 @@ def test_the_command_names_its_errors(capsys):
         ("--batch", "0", "batch is 0; it must be a whole number of at least 1"),
         ("--batch", "-3", "batch is -3"),
         ("--block-size", "0", "block_size is 0"),
-        ("--params", "0", "params is 0.0; it must be above 0"),
+        ("--params", "0", "params is 0.0; it must be a number above 0"),
         ("--params", "inf", "params is inf; it must be a number"),
         ("--params", "nan", "params is nan"),
     ],

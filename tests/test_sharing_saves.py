@@ -73,7 +73,13 @@ def test_going_from_border_to_border_counts_what_single_passes_count(prompt_len,
 @pytest.mark.parametrize("count", [saved_by_sampling, saved_by_beams])
 def test_every_block_is_free_afterwards_and_one_sequence_saves_nothing(count, monkeypatch):
     made = []
-    monkeypatch.setattr(sharing, "BlockManager", lambda *a, **k: made.append(BlockManager(*a, **k)) or made[-1])
+
+    class Listed(BlockManager):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(sharing, "BlockManager", Listed)
     saving = count(alpaca_like(40), 1)
     assert saving.blocks_used == saving.blocks_alone > 0 and saving.fraction == 0
     assert 0 < count(alpaca_like(40), 5).fraction < 0.8
