@@ -102,9 +102,7 @@ def course_map(course: Sequence[Chapter] = COURSE) -> Picture:
     planned = len(course) - written
     ax.set_title(say("00.map.title" if planned else "00.map.title.all", written=written, planned=planned))
     chain = longest_chain(course)
-    words = say(
-        "00.map.sentence", chapters=len(course), planned=planned, chain=" → ".join(course[n].number for n in chain)
-    )
+    words = say("00.map.sentence", chapters=len(course), chain=" → ".join(course[n].number for n in chain))
     return Picture(fig, words, data=places)
 
 

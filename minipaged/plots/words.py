@@ -42,9 +42,7 @@ WORDS: dict[str, str] = {
     "00.map.title": "{written} chapters are written, {planned} are planned; an arrow leads to what builds on it",
     "00.map.title.all": "{written} chapters; an arrow leads from what is needed to what builds on it",
     "00.map.minutes": "{n} min",
-    "00.map.sentence": (
-        "The course has {chapters} chapters, of which {planned} are planned; the longest way through them is {chain}."
-    ),
+    "00.map.sentence": "The course has {chapters} chapters; the longest way through them is {chain}.",
     "00.map.planned": "planned",
     "00.map.table.head": "| chapter | what you can do afterwards | builds on | minutes | runs in |",
     "00.map.part.0": "what a model\ncomputes",
@@ -70,7 +68,7 @@ WORDS: dict[str, str] = {
     "00.map.title.08": "Paged attention",
     "00.map.does.08": "attention over scattered blocks, exact",
     "00.map.title.09": "A Triton kernel",
-    "00.map.does.09": "write, run and time the paged decode kernel",
+    "00.map.does.09": "write, run and compile the paged decode kernel",
     "00.map.title.10": "Continuous batching",
     "00.map.does.10": "schedule many requests in one memory budget",
     "00.map.title.11": "Sharing",
@@ -578,7 +576,7 @@ WORDS: dict[str, str] = {
     "07.layer.sentence": (
         "One layer's pool of {n} blocks is {mib:.1f} MiB; the table {table} finds the sequence's {tokens} tokens in it."
     ),
-    "07.bars.title": "Paging fills {paged:.1f}% of the slots; the best reservation, {best}, {tokens:.1f}%",
+    "07.bars.title": "Paging fills {paged:.1f}% of the slots, {best}, the paper's best reservation, {tokens:.1f}%",
     "07.bars.each": "{name} {ours:.1f} against {paper:.1f}",
     "07.bars.sentence": "Slots that hold a token, in per cent, ours against the paper's: {each}.",
     "07.sizes.title": "Small blocks waste little, large blocks need short tables; {chosen} keeps {at:.1f}%",
@@ -646,7 +644,7 @@ WORDS: dict[str, str] = {
     "08.row.used": "stored before",
     "08.row.copy": "written by this step",
     "08.row.reserved": "empty slot",
-    "08.row.free": "other sequences or free",
+    "08.row.free": "free",
     "08.row.sentence": (
         "{n} sequences with {lens} tokens bring {total} new ones; cu_seqlens_q is {cu}, and their K and V go to the "
         "slots {slots}."
