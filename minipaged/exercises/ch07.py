@@ -28,7 +28,8 @@ def check_07_physical_slot(answer: Any) -> None:
             got = whole(attempt(answer, list(table), slot, size))
         except Mistake as mistake:
             if want == -1:
-                raise Mistake(f"{case}{mistake}. Block {slot // size} is not in the table: return -1") from mistake
+                end = "" if str(mistake).endswith("?") else "."
+                raise Mistake(f"{case}{mistake}{end} Block {slot // size} is not in the table: return -1") from mistake
             raise
         if got != want:
             raise Mistake(f"{case}you say position {got}, expected {want}. {_why_position(table, slot, size, got)}")
@@ -58,14 +59,18 @@ def _why_position(table: list[int], slot: int, size: int, got: int) -> str:
 def check_07_needs_new_block(answer: Any) -> None:
     """`answer(num_tokens, block_size)` -> whether one more token needs a new block."""
     for size in (16, 4, 1):
-        for num_tokens in range(3 * size + 1):
-            got = attempt(answer, num_tokens, size)
-            got = got.item() if hasattr(got, "item") else got
-            if type(got).__name__ not in ("bool", "bool_"):
-                raise Mistake(f"for {num_tokens} tokens in blocks of {size} you return {got!r}; return True or False")
-            want = blocks_needed(num_tokens + 1, size) > blocks_needed(num_tokens, size)
-            if bool(got) != want:
-                raise Mistake(_why_block(answer, num_tokens, size, bool(got)))
+        said = [_yes_or_no(attempt(answer, n, size), n, size) for n in range(3 * size + 1)]
+        for num_tokens, got in enumerate(said):
+            if got != (blocks_needed(num_tokens + 1, size) > blocks_needed(num_tokens, size)):
+                raise Mistake(_why_block(answer, num_tokens, size, got))
+
+
+def _yes_or_no(got: Any, num_tokens: int, size: int) -> bool:
+    """True or False, or 1 or 0, also numpy's and torch's."""
+    got = got.item() if hasattr(got, "item") else got
+    if not isinstance(got, (bool, int, float)) or got not in (0, 1):
+        raise Mistake(f"for {num_tokens} tokens in blocks of {size} you return {got!r}; return True or False")
+    return bool(got)
 
 
 def _why_block(answer: Callable[..., Any], num_tokens: int, size: int, got: bool) -> str:

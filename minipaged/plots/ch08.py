@@ -275,10 +275,11 @@ def packed_row(batch: Batch, labels: Sequence[str], num_blocks: int, block_size:
     top.axis("off")
     draw_grid(low, _pool_with_new(batch, num_blocks, block_size), columns, gap=0.55)
     draw_blocks(low, num_blocks, block_size, columns, gap=0.55)
+    above = 0.98 if rows == 1 else 0.45  # in one row the arrows end above the block numbers
     for at, slot in enumerate(batch.slot_mapping):
         x, y = slot_centre(slot, columns, gap=0.55)
         owner = next(i for i, (a, b) in enumerate(bounds) if a <= at < b)
-        ends = {"xyA": (at + 0.5, 2.05), "coordsA": top.transData, "xyB": (x, y - 0.45), "coordsB": low.transData}
+        ends = {"xyA": (at + 0.5, 2.05), "coordsA": top.transData, "xyB": (x, y - above), "coordsB": low.transData}
         fig.add_artist(ConnectionPatch(**ends, arrowstyle="->", color=colour(owner), linewidth=0.8, zorder=5))
     names = {state: say(f"08.row.{state}") for state in ("used", "copy", "reserved", "free")}
     memory_legend(low, names, 0, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=4)

@@ -39,6 +39,7 @@ WRONG = {
         (lambda n, size: False, "never comes"),
         (lambda n, size: True, "that block would be wasted"),
         (lambda n, size: n % size, "return True or False"),
+        (lambda n, size: "yes", "return True or False"),
     ],
     "check_07_workload": [
         (lambda lengths, size: (sum(n // size for n in lengths), 0), "rounded down"),
