@@ -187,6 +187,7 @@ class Puzzle:
     shape: tuple[int, ...]
     grid: tuple[int, ...]
     arguments: tuple[int, ...]
+    lowest: bool = False  # row 1 of the input is -inf throughout: no finite number is as low
 
     def __post_init__(self) -> None:
         a_function("spec", self.spec, "a PyTorch function of x that returns what out must be")
@@ -195,7 +196,7 @@ class Puzzle:
         """Its input: whole numbers below zero, in row 1 below -200, so that a wrong start value shows."""
         x = -torch.randint(1, 99, self.shape, generator=torch.Generator().manual_seed(seed)).float()
         if x.dim() == 2:
-            x[1] -= 200
+            x[1] = -torch.inf if self.lowest else x[1] - 200
         return x
 
     def resized(self, n: int, size: int) -> Puzzle:

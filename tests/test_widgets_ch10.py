@@ -70,9 +70,9 @@ def test_the_pictures_say_their_numbers():
     moments, told = rehearse(Scheduler(BlockManager(30, 4), 12, 16), REQUESTS)
     rows = [("static + reserved", 200, 1.5, 0.2), ("continuous + paged", 80, 4.0, 0.8)]
     assert "continuous + paged takes 80 steps" in plots.ablation(rows).sentence
-    assert "2.0 to 3.0 times as long as alone; B pays" in plots.slower([1.0, 1.0], [2.0, 3.0], [0, 1]).sentence
+    assert "2.0 to 3.0 times as long as alone; B loses" in plots.slower([1.0, 1.0], [2.0, 3.0], [0, 1]).sentence
     assert "From blocks of 16 on" in plots.give_way_cost([1, 16, 64], [90.0, 20.0, 5.0], 43.0, 256).sentence
     assert "others wait 400" in plots.chunk_sizes([16, 64], [900.0, 300.0], [50.0, 400.0]).sentence
     assert "from 0.50 to 4.00" in plots.load([1, 2], [(0.5, 1, 2), (4, 5, 6)], [(0.1, 1, 2), (0.2, 1, 2)], "s").sentence
-    dials = plots.dials(moments, 30, "a name", unit="step")
-    assert dials.data["gone"] == sum(r.preempted for r in told) > 0
+    gauges = plots.gauges(moments, 30, "a name", unit="step")
+    assert gauges.data["gone"] == sum(r.preempted for r in told) > 0

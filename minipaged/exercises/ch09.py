@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ def _puzzle(name: str, kernel: Any, why: Any) -> None:
         raise Mistake("this puzzle runs in Triton's interpreter, and Triton is not installed here (Linux only)")
     puzzle = puzzles.PUZZLES[name]
     tasks = [puzzle] if name == "load" else [puzzle, *(puzzle.resized(n, size) for n, size in ((13, 4), (1100, 256)))]
+    tasks += [replace(puzzle.resized(13, 4), lowest=True)] if name == "reduce" else []
     for task in tasks:
         for seed in (0, 1):
             _once(task, kernel, seed, why)
@@ -48,7 +50,8 @@ def _puzzle(name: str, kernel: Any, why: Any) -> None:
 
 def _once(task: puzzles.Puzzle, kernel: Any, seed: int, why: Any) -> None:
     first = task in puzzles.PUZZLES.values()
-    case = "" if first else f"with n = {task.arguments[0]} and SIZE = {task.arguments[1]}: "
+    lowest = " and a row in which every number is -inf" if task.lowest else ""
+    case = "" if first else f"with n = {task.arguments[0]}, SIZE = {task.arguments[1]}{lowest}: "
     try:
         outcome = puzzles.run(task, kernel, seed)
     except Exception as error:
@@ -132,6 +135,8 @@ def _why_reduce(outcome: puzzles.Outcome) -> str:
         return "Row r begins at r * n, and the mask compares the place in the row (i), not in the tensor, with n"
     n, size = outcome.puzzle.arguments
     stray = [top for top, row in zip(outcome.yours.tolist(), outcome.x.tolist(), strict=True) if top not in row]
+    if stray and outcome.puzzle.lowest:
+        return f"A number can be lower than your stand-in {stray[0]:g}: use float('-inf')"
     if stray and stray[0] == stray[0]:
         start = "is your starting number or came from behind the row's end"
         return f"{stray[0]:g} {start}: use float('-inf') for both"

@@ -1,4 +1,4 @@
-"""Pictures of chapter 10: lanes of requests over pool usage, what each idea adds, latency against load, three dials."""
+"""Pictures of chapter 10: a line a request over pool usage, what each idea adds, latency against load, gauges."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def spans(moments: Sequence[Moment]) -> list[tuple[int, str, float, float]]:
     return done + [(request, *rest) for request, rest in open_.items()]
 
 
-def _draw_lanes(ax: Any, moments: Sequence[Moment], count: int) -> None:
-    """One lane a request; few collections, so that a slider can redraw it."""
+def _draw_lines(ax: Any, moments: Sequence[Moment], count: int) -> None:
+    """One line a request; few collections, so that a slider can redraw it."""
     from matplotlib.collections import PolyCollection
 
     looks: dict[tuple[str, str, str], list[Any]] = {}
@@ -76,7 +76,7 @@ def _legend(ax: Any, moments: Sequence[Moment]) -> None:
 
 
 @picture
-def lanes(
+def lines(
     moments: Sequence[Moment],
     requests: Sequence[Rehearsed],
     num_blocks: int,
@@ -86,7 +86,7 @@ def lanes(
     until: float | None = None,
     legend: bool = True,
 ) -> Picture:
-    """The picture of the chapter: one lane a request over the blocks in use.
+    """The picture of the chapter: one line a request over the blocks in use.
 
     Args:
         moments, requests: what `rehearse` gave.
@@ -97,14 +97,14 @@ def lanes(
     """
     count = len(requests)
     fig, (top, low) = new_figure(7.5, 1.9 + 0.17 * min(count, 20), nrows=2, sharex=True, height_ratios=[3, 1])
-    _draw_lanes(top, moments, count)
+    _draw_lines(top, moments, count)
     edges = [m.start for m in moments] + [moments[-1].end]
     used = [m.blocks_used for m in moments]
     low.stairs(used, edges, fill=True, color=COLOURS["sky"], edgecolor=COLOURS["blue"])
     low.axhline(num_blocks, color="black", linewidth=1, linestyle="--")
     low.set_ylim(0, num_blocks * 1.12)
     low.set_yticks([0, num_blocks])
-    low.set_ylabel(say("10.lanes.blocks"), fontsize=8)
+    low.set_ylabel(say("10.lines.blocks"), fontsize=8)
     low.set_xlim(0, until or moments[-1].end)
     low.set_xlabel(say("10.step") if not unit else say("10.time", unit=unit), labelpad=1)
     if legend:
@@ -121,17 +121,17 @@ def lanes(
         "share": share,
         "running": sum(m.count("prefill", "decode", "idle") for m in moments) / len(moments),
     }
-    top.set_title((f"{name}: " if name else "") + say("10.lanes.title", **words))
+    top.set_title((f"{name}: " if name else "") + say("10.lines.title", **words))
     slowest = max((r for r in requests if r.token_times), key=lambda r: r.latency, default=None)
     words["slowest"] = letter(list(requests).index(slowest)) if slowest else "-"
     lead = f"{name}: " if name else ""
-    return Picture(fig, lead + say("10.lanes.sentence", **words), data=words)
+    return Picture(fig, lead + say("10.lines.sentence", **words), data=words)
 
 
 @picture
 def ablation(rows: Sequence[tuple[str, int, float, float]]) -> Picture:
     """What each idea adds: (name, steps, mean requests running, share of the pool's slots that hold a token)."""
-    fig, axes = new_figure(7.5, 2.3, ncols=3, sharey=True)
+    fig, axes = new_figure(7.5, 2.6, ncols=3, sharey=True)
     names, fills = [row[0].replace(" + ", "\n+ ") for row in rows], ["grey", "sky", "blue"]
     hatches = ["..", "//", ""]
     for column, ax in enumerate(axes, 1):
@@ -146,8 +146,14 @@ def ablation(rows: Sequence[tuple[str, int, float, float]]) -> Picture:
         ax.set_xticks([])
         ax.set_ylim(len(rows) - 0.4, -0.6)
     axes[0].set_yticks(range(len(rows)), names)
+    _headline(fig, say("10.ablation.title", steps=", ".join(str(row[1]) for row in rows)))
     each = "; ".join(say("10.ablation.each", name=n, steps=s, running=r, used=u) for n, s, r, u in rows)
     return Picture(fig, say("10.ablation.sentence", each=each), data=list(rows))
+
+
+def _headline(fig: Any, text: str) -> None:
+    """What a figure of several panels has to say."""
+    fig.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold")
 
 
 def _logarithmic(ax: Any) -> None:
@@ -165,7 +171,7 @@ def load(
     rates: Sequence[float], first: Sequence[Sequence[float]], gap: Sequence[Sequence[float]], unit: str
 ) -> Picture:
     """Time to first token and between tokens against the request rate: (median, 90th, 99th percentile) each."""
-    fig, axes = new_figure(7.5, 2.9, ncols=2)
+    fig, axes = new_figure(7.5, 3.2, ncols=2)
     styles = [("blue", "o", "-"), ("orange", "s", "--"), ("red", "^", ":")]
     for ax, values, what in zip(axes, (first, gap), ("first", "gap"), strict=True):
         for i, (name, marker, line) in enumerate(styles):
@@ -185,13 +191,15 @@ def load(
         "g0": gap[0][0],
         "g1": gap[-1][0],
         "unit": unit,
+        "times": first[-1][0] / max(first[0][0], 1e-9),
     }
+    _headline(fig, say("10.load.title", **words))
     return Picture(fig, say("10.load.sentence", **words), data=words)
 
 
 @picture
 def slower(alone: Sequence[float], together: Sequence[float], gave_way: Sequence[int]) -> Picture:
-    """Each request's time alone and in company; a cross marks those that gave way."""
+    """Each request's time alone and with the others; a cross marks those that gave way."""
     fig, ax = new_figure(7.5, 2.6)
     places = range(len(alone))
     ax.bar([p - 0.2 for p in places], alone, 0.4, color=COLOURS["sky"], edgecolor="black", label=say("10.slower.alone"))
@@ -221,7 +229,7 @@ def give_way_cost(sizes: Sequence[int], swap: Sequence[float], recompute: float,
     _logarithmic(ax)
     ax.set_xticks(list(sizes), [str(s) for s in sizes])
     ax.set_xlabel(say("10.cost.axis"))
-    ax.set_ylabel(say("10.time", unit="ms"))
+    ax.set_ylabel(say("10.time.log", unit="ms"))
     ax.legend(fontsize=9)
     cheaper = [s for s, ms in zip(sizes, swap, strict=True) if ms < recompute]
     words = {"tokens": tokens, "first": sizes[0], "high": swap[0], "recompute": recompute, "last": sizes[-1]}
@@ -240,7 +248,7 @@ def chunk_sizes(budgets: Sequence[int], first: Sequence[float], gap: Sequence[fl
     _logarithmic(ax)
     ax.set_xticks(list(budgets), [str(b) for b in budgets])
     ax.set_xlabel(say("10.chunk.axis"))
-    ax.set_ylabel(say("10.time", unit=unit))
+    ax.set_ylabel(say("10.time.log", unit=unit))
     ax.legend(fontsize=9)
     words = {"small": budgets[0], "large": budgets[-1], "f0": first[0], "f1": first[-1], "g0": gap[0], "g1": gap[-1]}
     ax.set_title(say("10.chunk.title", unit=unit, **words))
@@ -248,15 +256,15 @@ def chunk_sizes(budgets: Sequence[int], first: Sequence[float], gap: Sequence[fl
 
 
 @picture
-def dials(moments: Sequence[Moment], num_blocks: int, name: str, unit: str = "s") -> Picture:
+def gauges(moments: Sequence[Moment], num_blocks: int, name: str, unit: str = "s") -> Picture:
     """What an operator sees: running and waiting, blocks in use, sequences that gave way, tokens a step."""
     fig, axes = new_figure(7.5, 2.9, nrows=2, ncols=2, sharex=True)
     (a, b), (c, d) = axes
     time = [m.start for m in moments]
     running = [m.count("prefill", "decode", "idle") for m in moments]
     waiting = [m.count("waiting", "away", "swapped") for m in moments]
-    a.step(time, running, where="post", color=COLOURS["blue"], label=say("10.dials.running"))
-    a.step(time, waiting, where="post", color=COLOURS["orange"], linestyle="--", label=say("10.dials.waiting"))
+    a.step(time, running, where="post", color=COLOURS["blue"], label=say("10.gauges.running"))
+    a.step(time, waiting, where="post", color=COLOURS["orange"], linestyle="--", label=say("10.gauges.waiting"))
     a.legend(fontsize=7)
     b.step(time, [100 * m.blocks_used / num_blocks for m in moments], where="post", color=COLOURS["green"])
     b.set_ylim(0, 105)
@@ -266,7 +274,7 @@ def dials(moments: Sequence[Moment], num_blocks: int, name: str, unit: str = "s"
     c.step(time, gone[1:], where="post", color=COLOURS["red"])
     d.step(time, [m.num_tokens for m in moments], where="post", color=COLOURS["black"], linewidth=0.7)
     for ax, what in zip((a, b, c, d), ("queues", "blocks", "gone", "tokens"), strict=True):
-        ax.set_title(say(f"10.dials.{what}"), fontsize=9)
+        ax.set_title(say(f"10.gauges.{what}"), fontsize=9)
         ax.set_ylim(0, max(1, ax.get_ylim()[1]))
     for ax in (c, d):
         ax.set_xlabel(say("10.time", unit=unit))
@@ -280,5 +288,5 @@ def dials(moments: Sequence[Moment], num_blocks: int, name: str, unit: str = "s"
         "slowest": max(m.end - m.start for m in moments),
         "unit": unit,
     }
-    fig.suptitle(say("10.dials.title", **words), x=0.01, ha="left", fontsize=11, fontweight="bold")
-    return Picture(fig, say("10.dials.sentence", **words), data=words)
+    _headline(fig, say("10.gauges.title", **words))
+    return Picture(fig, say("10.gauges.sentence", **words), data=words)

@@ -399,7 +399,7 @@ WORDS: dict[str, str] = {
     "04.step.time.first": "weights: {n:,.2f}",
     "04.step.time.second": "attention: {n:,.2f}",
     "04.step.sentence": (
-        "{model} on {gpu}, batch {batch}, {held} tokens a row: a step with a cache computes {gflop:,.1f} GFLOP and "
+        "{model} on {gpu}, batch {batch}, {held} tokens in each sequence: a step with a cache computes {gflop:,.1f} GFLOP and "
         "reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the "
         "work would be recomputation. Weights: {linear}. Attention: {attention}."
     ),
@@ -582,7 +582,7 @@ WORDS: dict[str, str] = {
     "07.sizes.title": "Small blocks waste little, large blocks need short tables; {chosen} keeps {at:.1f}%",
     "07.sizes.percent": "slots that hold a token, % of the pool",
     "07.sizes.entries": "block table entries of a request",
-    "07.sizes.axis": "block size, in tokens",
+    "07.sizes.axis": "block size, in tokens (logarithmic)",
     "07.sizes.sentence": (
         "From blocks of {first} to blocks of {last} the share of slots that hold a token falls from {high:.1f} to "
         "{low:.1f}%; blocks of {chosen} keep {at:.1f}% with {entries:.1f} table entries a request, where blocks of "
@@ -687,7 +687,7 @@ WORDS: dict[str, str] = {
         "the table moves {once:,.0f} MiB and needs {walk:,.0f} KiB: {times:.0f} times less moved."
     ),
     # 09 Triton kernel
-    "09.levels.axis": "bytes",
+    "09.levels.axis": "bytes (logarithmic)",
     "09.levels.title": "{chip}: {far} holds {times:,.0f} times as much as all {near} together",
     "09.levels.sentence": (
         "On an {chip}, {far} holds {times:,.0f} times as many bytes as all {near} together; the three memories on the "
@@ -727,46 +727,49 @@ WORDS: dict[str, str] = {
     # 10 continuous batching
     "10.step": "step",
     "10.time": "time, {unit}",
+    "10.time.log": "time, {unit} (logarithmic)",
     "10.state.waiting": "waiting",
     "10.state.prefill": "prefill",
     "10.state.decode": "decode",
     "10.state.idle": "no budget",
     "10.state.away": "gave way",
     "10.state.swapped": "swapped out",
-    "10.lanes.blocks": "blocks",
-    "10.lanes.title": "{n} requests in {blocks} blocks: {steps} steps, {gone} times somebody gave way",
-    "10.lanes.sentence": (
+    "10.lines.blocks": "blocks",
+    "10.lines.title": "{n} requests in {blocks} blocks: {steps} steps, {gone} times somebody gave way",
+    "10.lines.sentence": (
         "{n} requests share {blocks} blocks. All are done after {steps} steps; {running:.1f} run at a time on average, "
         "{share:.0%} of the blocks are in use, and {gone} times a request gave way. {slowest} took the longest."
     ),
+    "10.ablation.title": "Continuous batching, then paging: {steps} steps",
     "10.ablation.1": "steps (fewer is better)",
     "10.ablation.2": "requests running, mean",
     "10.ablation.3": "slots that hold a token, %",
     "10.ablation.each": "{name} takes {steps} steps, runs {running:.1f} requests at a time and fills {used:.0%}",
     "10.ablation.sentence": "The same requests, tokens and slots: {each} of the slots.",
+    "10.load.title": "At {high:g} requests per {unit} the first token takes {times:.0f} times as long as at {low:g}",
     "10.load.p0": "median",
     "10.load.p1": "90th percentile",
     "10.load.p2": "99th percentile",
     "10.load.rate": "requests per {unit}",
-    "10.load.first": "time to first token, {unit}",
-    "10.load.gap": "time between tokens, {unit}",
+    "10.load.first": "time to first token, {unit} (logarithmic)",
+    "10.load.gap": "time between tokens, {unit} (logarithmic)",
     "10.load.sentence": (
         "From {low:g} to {high:g} requests per {unit} the median time to the first token goes from {f0:.2f} to "
         "{f1:.2f} {unit}, its 99th percentile from {p0:.2f} to {p1:.2f}, and the median time between tokens from "
         "{g0:.3f} to {g1:.3f}."
     ),
     "10.slower.alone": "alone",
-    "10.slower.together": "in company",
+    "10.slower.together": "with the others",
     "10.slower.gone": "gave way",
     "10.slower.axis": "steps from start to end",
-    "10.slower.title": "{worst} pays the most for the company: {times:.1f} times its time alone",
+    "10.slower.title": "{worst} loses most by not being alone: {times:.1f} times its time alone",
     "10.slower.sentence": (
-        "In company a request takes {least:.1f} to {times:.1f} times as long as alone; {worst} pays the most; {n} of "
+        "With the others a request takes {least:.1f} to {times:.1f} times as long as alone; {worst} loses most; {n} of "
         "them gave way."
     ),
     "10.cost.swap": "swap out and in",
     "10.cost.recompute": "recompute",
-    "10.cost.axis": "block size, in tokens",
+    "10.cost.axis": "block size, in tokens (logarithmic)",
     "10.cost.title": "Small blocks make swapping slow; recomputing does not see blocks",
     "10.cost.sentence": (
         "For a sequence of {tokens} tokens, swapping out and in costs {high:.0f} ms with blocks of {first} and "
@@ -775,20 +778,20 @@ WORDS: dict[str, str] = {
     ),
     "10.chunk.first": "the long prompt's first token",
     "10.chunk.gap": "the longest gap of the others",
-    "10.chunk.axis": "max_num_batched_tokens",
+    "10.chunk.axis": "max_num_batched_tokens (logarithmic)",
     "10.chunk.title": "A larger budget: the long prompt starts sooner, the others wait longer",
     "10.chunk.sentence": (
         "With a budget of {small} tokens the long prompt has its first token after {f0:,.0f} {unit} and nobody else "
         "waits longer than {g0:,.0f}; with {large} it takes {f1:,.0f} and the others wait {g1:,.0f}."
     ),
-    "10.dials.queues": "requests",
-    "10.dials.running": "running",
-    "10.dials.waiting": "waiting",
-    "10.dials.blocks": "blocks in use, %",
-    "10.dials.gone": "gave way, in all",
-    "10.dials.tokens": "tokens a step",
-    "10.dials.title": "{name}",
-    "10.dials.sentence": (
+    "10.gauges.queues": "requests",
+    "10.gauges.running": "running",
+    "10.gauges.waiting": "waiting",
+    "10.gauges.blocks": "blocks in use, %",
+    "10.gauges.gone": "gave way, in all",
+    "10.gauges.tokens": "tokens a step",
+    "10.gauges.title": "{name}",
+    "10.gauges.sentence": (
         "{name}: at most {running} run and {waiting} wait; at most {blocks:.0%} of the blocks are in use; {gone} times "
         "a request gave way; a step has up to {tokens:,} tokens and takes up to {slowest:.2f} {unit}."
     ),
@@ -939,8 +942,8 @@ WORDS: dict[str, str] = {
     # 12 speculative decoding
     "12.cost.one": "one pass over k tokens",
     "12.cost.steps": "k steps, one after another",
-    "12.cost.axis": "k, tokens in the pass",
-    "12.cost.unit": "time, in single steps",
+    "12.cost.axis": "k, tokens in the pass (logarithmic)",
+    "12.cost.unit": "time, in single steps\n(logarithmic)",
     "12.cost.title": "A pass over {k} tokens takes {ratio:.1f} times as long as over one ({where})",
     "12.cost.sentence": (
         "On this machine ({where}) a pass over {k} tokens takes {ratio:.1f} times as long as a pass over one, and a "

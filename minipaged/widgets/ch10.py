@@ -7,7 +7,7 @@ from typing import Any
 
 from minipaged.block_manager import BlockManager
 from minipaged.plots.base import Picture
-from minipaged.plots.ch10 import lanes
+from minipaged.plots.ch10 import lines
 from minipaged.scheduler import Scheduler, rehearse
 from minipaged.widgets.base import Panel, widgets
 from minipaged.widgets.words import say
@@ -35,14 +35,14 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def serve_twelve(requests: Sequence[tuple[int, int]] = REQUESTS, block_size: int = 4) -> Panel:
-    """Budget of blocks, tokens a step, policy and load over the lanes of twelve requests; the real scheduler runs."""
+    """Budget of blocks, tokens a step, policy and load over the lines of twelve requests; the real scheduler runs."""
 
     def draw(blocks: int, chunk: int, policy: str, load: int) -> Picture:
         manager = BlockManager(blocks, block_size, num_host_blocks=blocks)
         scheduler = Scheduler(manager, 12, chunk, **POLICIES[policy])
         arrivals = [load * i for i in range(len(requests))]
         moments, told = rehearse(scheduler, requests, arrivals)
-        return lanes(moments, told, blocks, legend=True)
+        return lines(moments, told, blocks, legend=True)
 
     def slider(name: str, value: int, low: int, high: int, step: int = 1) -> Any:
         text = say(f"10.serve.{name}")

@@ -107,6 +107,15 @@ def reduce_from_minus_100(x, out, n, SIZE: tl.constexpr):
     tl.store(out + tl.program_id(0), top)
 
 
+def reduce_from_a_low_number(x, out, n, SIZE: tl.constexpr):
+    top = -1000000.0
+    for first in range(0, n, SIZE):
+        i = first + tl.arange(0, SIZE)
+        y = tl.load(x + tl.program_id(0) * n + i, mask=i < n, other=-1000000.0)
+        top = tl.maximum(top, tl.max(y, axis=0))
+    tl.store(out + tl.program_id(0), top)
+
+
 def reduce_mask_in_tensor(x, out, n, SIZE: tl.constexpr):
     top = float("-inf")
     for first in range(0, n, SIZE):
@@ -176,6 +185,7 @@ WRONG = {
     "check_09_reduce": [
         (reduce_zeros, "0 is your starting number or came from behind the row's end"),
         (reduce_from_minus_100, "-100 is your starting number or came from behind"),
+        (reduce_from_a_low_number, "A number can be lower than your stand-in -1e+06"),
         (reduce_mask_in_tensor, "program 0 loads x[20], which belongs to row 1"),
         (reduce_one_tile_of_32, "first tile's largest, of 32 places"),
         (reduce_last, "last tile's largest"),
