@@ -142,7 +142,7 @@ def mass_curves(prompts: Mapping[str, Any], p: float) -> Picture:
         ax.annotate(prompt, (at + 1, mass[at]), xytext=(6, -9), textcoords="offset points", va="top", fontsize=9.5,
                     bbox=paper)  # fmt: skip
     ax.axhline(p, color=COLOURS["black"], lw=0.8)
-    ax.text(vocab, p - 0.02, f"p = {p:g}", fontsize=9, va="top", ha="right")
+    ax.text(0.97, p + 0.015, f"p = {p:g}", fontsize=9, va="bottom", ha="left")
     share = int(p * vocab)
     ax.axvline(share, color=COLOURS["grey"], lw=0.8, ls="-.")
     ax.text(
@@ -231,6 +231,8 @@ def dart_strip(names: Sequence[str], probs: Any, dart: float) -> Picture:
         if width > 0.01 * len(names[i]) + 0.005:
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1} if i == hit else None
             ax.text(left + width / 2, 0, names[i], ha="center", va="center", fontsize=8.5, bbox=box)
+        elif width > 0.018:  # too narrow for a name that lies: let it stand
+            ax.text(left + width / 2, 0, names[i], ha="center", va="center", fontsize=7.5, rotation=90)
     ax.annotate(f"{dart:.3f}", (dart, 0.42), xytext=(dart, 1.0), ha="center", fontsize=9.5, fontweight="bold",
                 arrowprops={"arrowstyle": "-|>", "color": COLOURS["black"], "lw": 1.5})  # fmt: skip
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.5, 1.25), yticks=[], xticks=[0, 0.25, 0.5, 0.75, 1])
