@@ -17,7 +17,7 @@ pytest.importorskip("ipywidgets")
 from minipaged.fragmentation import lognormal_lengths
 from minipaged.plots.ch00 import Run
 from minipaged.widgets import ch00, ch01, ch02, ch03, ch04, ch05, ch06, ch07, ch08, ch09, ch10, ch11, ch12, ch13
-from minipaged.widgets.base import Panel, slider_width, widgets
+from minipaged.widgets.base import Panel, room, widgets
 
 DRAW = np.random.default_rng(0)
 TEXT = SimpleNamespace(decode=lambda ids: f" w{ids[0]}")
@@ -117,18 +117,24 @@ def test_every_control_is_heard_in_the_sentence(panels, name):
 
 
 @pytest.mark.parametrize("name", PANELS)
-def test_every_slider_leaves_room_for_its_track(panels, name):
+def test_nothing_in_a_control_is_cut(panels, name):
     for label, control in panels[name].controls.items():
+        width = int(re.fullmatch(r"(\d+)px", control.layout.width)[1])
+        letters = len(control.description)
         if hasattr(control, "readout"):
-            width = int(re.fullmatch(r"(\d+)px", control.layout.width)[1])
-            assert width >= slider_width(control.description) >= 300, f"{label} of {name}"
+            assert width >= 215 + 7 * letters, f"{label} of {name}: its track is too short"
+        elif hasattr(control, "options"):
+            letters += max(len(option[0] if isinstance(option, tuple) else str(option)) for option in control.options)
+            assert width >= 40 + 7 * letters, f"{label} of {name}: a choice is cut"
 
 
-def test_a_longer_description_makes_a_wider_slider_and_a_chosen_width_stays():
-    assert slider_width("step") == 300
-    assert slider_width("pair of numbers shown") == 215 + 8 * 21
-    assert slider_width("离散程度") == slider_width("abcdefgh")
-    assert slider_width("离散程度（标准差 / 均值）") > slider_width("离散程度")
+def test_a_longer_description_makes_a_wider_control_and_a_chosen_width_stays():
+    assert room(widgets.IntSlider(description="step")) == 300
+    assert room(widgets.IntSlider(description="pair of numbers shown")) == 215 + 8 * 21
+    chinese, english = (widgets.IntSlider(description=text) for text in ("离散程度（标准差 / 均值）", "d" * 25))
+    assert room(chinese) == room(english) > 400
+    assert room(widgets.Dropdown(options=["a", "b" * 40], description="part")) == 50 + 8 * 44
+    assert room(widgets.Checkbox(description="the cache")) == 300
     shown = ch02.memory_panel().picture
     slider = widgets.IntSlider(description="a long description", layout=widgets.Layout(width="420px"))
     Panel(lambda x: shown, {"x": slider})

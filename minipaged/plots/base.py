@@ -47,6 +47,11 @@ def colour(index: int) -> str:
     return COLOURS[_SEQUENCE[index % len(_SEQUENCE)]]
 
 
+def ink(face: str) -> str:
+    """The colour of a text on `face`: white on the dark ones of the palette, black on the others."""
+    return "white" if face in (COLOURS["blue"], COLOURS["red"], COLOURS["green"]) else "black"
+
+
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Draw inside this to get the course's look, whatever the reader's own matplotlib settings are."""

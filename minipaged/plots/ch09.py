@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minipaged.plots.base import COLOURS, Picture, colour, new_figure, picture
+from minipaged.plots.base import COLOURS, Picture, colour, ink, new_figure, picture
 from minipaged.plots.ch06 import letter
 from minipaged.plots.words import say
 
@@ -94,8 +94,8 @@ def _draw_programs(ax: Any, num_seqs: int, num_kv_heads: int, chosen: tuple[int,
             lit = chosen == (seq, head)
             cells.append(Rectangle((head + 0.05, seq + 0.05), 0.9, 0.9))
             colours.append(colour(seq) if lit else "white")
-            ink = "white" if lit else _INK
-            ax.text(head + 0.5, seq + 0.5, f"({seq}, {head})", ha="center", va="center", fontsize=8, color=ink)
+            text = ink(colour(seq)) if lit else _INK
+            ax.text(head + 0.5, seq + 0.5, f"({seq}, {head})", ha="center", va="center", fontsize=8, color=text)
     ax.add_collection(PatchCollection(cells, facecolor=colours, edgecolor=_INK, linewidth=1.2))
     for head in range(num_kv_heads):
         ax.text(head + 0.5, -0.05, say("09.grid.head", n=head), ha="center", va="bottom", fontsize=7, color=_INK)
@@ -108,11 +108,11 @@ def _draw_programs(ax: Any, num_seqs: int, num_kv_heads: int, chosen: tuple[int,
 def _draw_tables(ax: Any, tables: Sequence[Sequence[int]], chosen: tuple[int, int] | None) -> None:
     for seq, table in enumerate(tables):
         lit = chosen is not None and chosen[0] == seq
-        face, ink = (colour(seq), "white") if lit else ("white", _INK)
+        face, text = (colour(seq), ink(colour(seq))) if lit else ("white", _INK)
         ax.text(-0.3, seq + 0.5, letter(seq), ha="right", va="center", fontsize=10, weight="bold", color=_INK)
         for logical, block in enumerate(table):
             frame = {"facecolor": face, "edgecolor": _INK, "boxstyle": "square,pad=0.3"}
-            ax.text(logical + 0.3, seq + 0.5, str(block), ha="center", va="center", fontsize=9, color=ink, bbox=frame)
+            ax.text(logical + 0.3, seq + 0.5, str(block), ha="center", va="center", fontsize=9, color=text, bbox=frame)
     ax.set_xlim(-0.6, max(map(len, tables)) + 0.2)
     ax.set_ylim(len(tables) + 0.05, -0.25)
     ax.set_title(say("09.grid.tables"), fontsize=10)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from minipaged.plots.base import COLOURS, colour
+from minipaged.plots.base import COLOURS, colour, ink
 
 State = Literal["used", "reserved", "free", "wasted", "rounded", "shared", "copy"]
 
@@ -130,9 +130,9 @@ def _draw_pieces(ax: Any, pieces: list[tuple[Run, float, float, float, float]], 
 
 def _label(ax: Any, run: Run, x: float, y: float) -> None:
     solid = run.state in ("used", "shared", "copy")
-    dark = solid and run.owner is not None and colour(run.owner) in (COLOURS["blue"], COLOURS["red"], COLOURS["green"])
+    text = ink(colour(run.owner)) if solid and run.owner is not None else "black"
     box = None if solid else {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-    ax.text(x, y, run.label, ha="center", va="center", fontsize=8, color="white" if dark else "black", bbox=box)
+    ax.text(x, y, run.label, ha="center", va="center", fontsize=8, color=text, bbox=box)
 
 
 def draw_blocks(

@@ -18,12 +18,21 @@ from minipaged.errors import MinipagedError, require
 from minipaged.plots.base import Picture
 
 widgets = require("ipywidgets", "a live widget")
+_LINES = "line-height: 1.4"  # a widget's own is as high as a slider
 
 
-def slider_width(description: str) -> int:
-    """Pixels for a slider whose description leaves at least 120 of them to its track; its number takes the others."""
-    columns = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in description)
-    return max(300, 8 * columns + 120 + 95)
+def room(control: Any) -> int:
+    """Pixels for a control in which nothing is cut: a slider's track keeps 120, a list shows its longest choice."""
+    width = 8 * _columns(control.description)
+    if hasattr(control, "readout"):
+        return max(300, width + 120 + 95)  # the track, then the number
+    if isinstance(control, (widgets.Dropdown, widgets.SelectMultiple)):
+        return max(300, width + 8 * max(map(_columns, control._options_labels), default=0) + 50)  # the arrow
+    return 300
+
+
+def _columns(text: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
 class Panel(widgets.VBox):
@@ -46,10 +55,10 @@ class Panel(widgets.VBox):
         self.sentence = ""
         for control in self.controls.values():
             control.style.description_width = "initial"
-            if hasattr(control, "readout") and control.layout.width is None:
-                control.layout.width = f"{slider_width(control.description)}px"
+            if control.layout.width is None:
+                control.layout.width = f"{room(control)}px"
             control.observe(self._redraw, names="value")
-        rows = [widgets.HTML(above)] if above else []
+        rows = [widgets.HTML(f'<div style="{_LINES}">{above}</div>')] if above else []
         box = widgets.HBox(list(self.controls.values()), layout=widgets.Layout(flex_flow="row wrap"))
         super().__init__([*rows, box, self.image, self.status])
         self._redraw()
@@ -73,8 +82,8 @@ class Panel(widgets.VBox):
 
     def _speak(self, sentence: str) -> None:
         self.sentence = sentence
-        frame = '<div role="status" aria-live="polite" style="line-height: 1.4">{}</div>'
-        self.status.value = frame.format(html.escape(sentence))
+        frame = '<div role="status" aria-live="polite" style="{}">{}</div>'
+        self.status.value = frame.format(_LINES, html.escape(sentence))
 
     def _ipython_display_(self) -> None:
         """Show the live widget, with its first picture in the same output for readers that show no widgets."""
