@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, real_number, shown, whole_number
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -95,8 +95,10 @@ def attention_scores(q: Tensor, k: Tensor, *, scale: float | None = None, logit_
 
     Shapes as in `attention`; returns [..., num_heads, q_len, kv_len] in float64 for float64 input, else in float32.
     """
+    _check_queries(q, k)
+    logit_softcap = _check_softcap(logit_softcap)
     compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else real_number("scale", scale)
     grouped = group_heads(q.to(compute), k.shape[-3])  # [..., num_kv_heads, group, q_len, k_dim]
     keys = k.to(compute).unsqueeze(-3).transpose(-2, -1)  # [..., num_kv_heads, 1, k_dim, kv_len]
     scores = (grouped @ keys).flatten(-4, -3) * scale  # [..., num_heads, q_len, kv_len]
@@ -108,6 +110,11 @@ def group_heads(x: Tensor, num_kv_heads: int) -> Tensor:
 
     Neighbouring query heads form a group: head h lands at (h // group, h % group). Nothing is copied.
     """
+    num_kv_heads = whole_number("num_kv_heads", num_kv_heads, 1)
+    if _tensor("x", x).dim() < 3 or x.shape[-3] % num_kv_heads:
+        raise InvalidInputError(
+            f"x has shape {list(x.shape)}; [..., num_heads, a, b] with num_heads a multiple of {num_kv_heads} is needed"
+        )
     return x.unflatten(-3, (num_kv_heads, x.shape[-3] // num_kv_heads))
 
 
@@ -119,6 +126,16 @@ def causal_mask(
     The queries are the last q_len of kv_len tokens, so row i has position kv_len - q_len + i (aligned bottom-right).
     With a window, a row keeps its own key and the `sliding_window` - 1 before it.
     """
+    q_len, kv_len = whole_number("q_len", q_len), whole_number("kv_len", kv_len)
+    if q_len > kv_len or q_len * kv_len > 2**40:
+        raise InvalidInputError(
+            f"q_len is {q_len} and kv_len {kv_len}; the queries are the last q_len of kv_len tokens"
+        )
+    sliding_window = _window(sliding_window)
+    try:
+        device = device if device is None else torch.device(device)
+    except (TypeError, RuntimeError, ValueError, OverflowError):
+        raise InvalidInputError(f'device is {shown(device)}; use a torch device or its name, such as "cpu"') from None
     query_pos = torch.arange(kv_len - q_len, kv_len, device=device)[:, None]  # [q_len, 1]
     key_pos = torch.arange(kv_len, device=device)[None, :]  # [1, kv_len]
     mask = key_pos <= query_pos  # [q_len, kv_len]
@@ -137,6 +154,14 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None, sinks: Tensor | N
     entries are a true -inf: any finite stand-in, such as -10000, would win over a real score below it. In a row of
     -inf only, the maximum is -inf too, and -inf - -inf is NaN: there 0 is subtracted instead.
     """
+    if not _tensor("scores", scores).is_floating_point() or scores.dim() < 1:
+        raise InvalidInputError(f"scores is {scores.dtype} {list(scores.shape)}; it needs floating-point [..., kv_len]")
+    if mask is not None and (_tensor("mask", mask).dtype != torch.bool or not _fits(mask.shape, scores.shape)):
+        raise InvalidInputError(
+            f"mask is {mask.dtype} {list(mask.shape)}; it needs bool that broadcasts to the scores {list(scores.shape)}"
+        )
+    if sinks is not None and (scores.dim() < 3 or _tensor("sinks", sinks).shape != scores.shape[-3:-2]):
+        raise InvalidInputError(f"sinks has shape {list(sinks.shape)}; it needs one number per head of the scores")
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     nobody = scores.new_full((*scores.shape[:-1], 1), -torch.inf)  # a sink that weighs nothing: exp(-inf) = 0
@@ -160,6 +185,11 @@ def rope_cos_sin(
     pair i is made of the numbers i and i + head_dim / 2, so the table holds all angles twice, one after the other.
     float32 is what transformers uses: take it to equal a model, float64 to study the formula itself.
     """
+    head_dim, theta = whole_number("head_dim", head_dim, most=2**20), real_number("theta", theta, above=0)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InvalidInputError(f"dtype is {shown(dtype)}; use torch.float32 or torch.float64")
+    if _tensor("positions", positions).is_complex():
+        raise InvalidInputError(f"positions are {positions.dtype}; they are whole numbers")
     if head_dim < 2 or head_dim % 2:
         raise InvalidInputError(
             f"head_dim is {head_dim}; RoPE turns pairs of numbers, so it must be even and at least 2"
@@ -172,6 +202,10 @@ def rope_cos_sin(
 
 def rotate_half(x: Tensor) -> Tensor:
     """Each pair (a, b) becomes (-b, a), a quarter turn: [..., head_dim] -> [..., head_dim]."""
+    if _tensor("x", x).dim() < 1 or x.shape[-1] % 2 or x.dtype == torch.bool:
+        raise InvalidInputError(
+            f"x has shape {list(x.shape)}; its last axis is made of pairs, so it has an even length"
+        )
     first, second = x.chunk(2, dim=-1)  # two of [..., head_dim / 2]
     return torch.cat([-second, first], dim=-1)
 
@@ -181,10 +215,17 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     Used on queries and keys, never on values. A key is turned once, by its own position, and then stays as it is.
     """
+    if _tensor("cos", cos).shape != _tensor("sin", sin).shape or cos.dim() < 1 or _tensor("x", x).dim() < 1:
+        raise InvalidInputError(f"x has shape {list(x.shape)}, cos {list(cos.shape)} and sin {list(sin.shape)}")
     if x.shape[-1] != cos.shape[-1]:
         raise InvalidInputError(
             f"x has head_dim {x.shape[-1]} and the table {cos.shape[-1]}: make it with rope_cos_sin(positions, "
             f"{x.shape[-1]}, theta)"
+        )
+    if not _fits(cos.shape, x.shape) or not x.is_floating_point():
+        raise InvalidInputError(
+            f"x is {x.dtype} {list(x.shape)} and the table {list(cos.shape)}; it needs a row for each of the "
+            "floating-point x's tokens"
         )
     return x * cos.to(x.dtype) + rotate_half(x) * sin.to(x.dtype)
 
@@ -195,7 +236,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _check_queries(q: Tensor, k: Tensor) -> None:
     """q and k have the right axes, one dtype, one head size, and heads that can be grouped."""
     for name, x in (("q", q), ("k", k)):
-        if x.dim() < 3:
+        if _tensor(name, x).dim() < 3:
             raise InvalidInputError(
                 f"{name} has shape {list(x.shape)}; attention needs [..., heads, length, head_dim]: add the missing "
                 "axes, for one head with x[None]"
@@ -218,7 +259,7 @@ def _check_queries(q: Tensor, k: Tensor) -> None:
 
 def _check_values(k: Tensor, v: Tensor) -> None:
     """v has one row for each row of k."""
-    if v.dim() < 3 or k.dim() < 3 or k.shape[-3:-1] != v.shape[-3:-1]:
+    if _tensor("v", v).dim() < 3 or _tensor("k", k).dim() < 3 or k.shape[-3:-1] != v.shape[-3:-1]:
         raise InvalidInputError(
             f"k has shape {list(k.shape)} and v {list(v.shape)}; both need [..., num_kv_heads, kv_len, dim] with the "
             "same num_kv_heads and kv_len: every key has one value"
@@ -240,24 +281,56 @@ def _check_options(
     q: Tensor, k: Tensor, causal: bool, window: Any, softcap: float | None, sinks: Tensor | None
 ) -> None:
     """The mask fits the lengths, and every option has a value that means something."""
+    if not isinstance(causal, bool):
+        raise InvalidInputError(f"causal is {shown(causal)}; use True or False")
     if causal and q.shape[-2] > k.shape[-2]:
         raise InvalidInputError(
             f"{q.shape[-2]} queries and only {k.shape[-2]} keys; with causal=True every query's own key must be among "
             "the keys: pass K and V of all tokens so far, or causal=False"
         )
-    if window is not None and (not isinstance(window, Integral) or isinstance(window, bool) or window < 1):
-        raise InvalidInputError(
-            f"sliding_window is {window!r}; it counts the keys a query looks at, its own included, so it must be a "
-            "whole number of at least 1, or None for no limit"
-        )
+    _window(window)
     if window is not None and not causal:
         raise InvalidInputError(
             f"sliding_window is {window} and causal is False; the window looks back from each query: pass causal=True, "
             "or sliding_window=None"
         )
-    if softcap is not None and not 0 < softcap < float("inf"):  # infinity times tanh(0) is no number
-        raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0 and finite, or None for no cap")
-    if sinks is not None and sinks.shape != (q.shape[-3],):
+    _check_softcap(softcap)
+    if sinks is not None and _tensor("sinks", sinks).shape != (q.shape[-3],):
         raise InvalidInputError(
             f"sinks has shape {list(sinks.shape)}; it needs one number per query head: [{q.shape[-3]}]"
         )
+
+
+def _check_softcap(softcap: Any) -> float | None:
+    """Infinity times tanh(0) is no number."""
+    if softcap is None:
+        return None
+    try:
+        return real_number("logit_softcap", softcap, above=0)
+    except InvalidInputError:
+        raise InvalidInputError(
+            f"logit_softcap is {shown(softcap)}; it must be above 0 and finite, or None for no cap"
+        ) from None
+
+
+def _window(window: Any) -> int | None:
+    if window is None:
+        return None
+    if not isinstance(window, Integral) or isinstance(window, bool) or not 1 <= window < 2**63:
+        raise InvalidInputError(
+            f"sliding_window is {shown(window)}; it counts the keys a query looks at, its own included, so it must be "
+            "a whole number of at least 1, or None for no limit"
+        )
+    return int(window)
+
+
+def _tensor(name: str, x: Any) -> Tensor:
+    if not isinstance(x, Tensor) or x.layout != torch.strided:
+        raise InvalidInputError(f"{name} is {shown(x)}; pass a torch tensor")
+    return x
+
+
+def _fits(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether a tensor of this shape broadcasts to the other one without making it larger."""
+    aligned = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(length in (1, full) for length, full in aligned)

@@ -67,12 +67,12 @@ def physical_slot(block_table: Sequence[int], position: int, block_size: int) ->
     """
     block_size = whole_number("block_size", block_size, 1)
     block_table = listed("block_table", block_table, "the physical block numbers of a sequence")
-    if not 0 <= (position := _an_index("position", position)) < len(block_table) * block_size:
+    if not 0 <= (position := whole_number("position", position, None)) < len(block_table) * block_size:
         raise InvalidInputError(
             f"position {position} is outside a table of {len(block_table)} blocks of {block_size}, "
             f"which holds positions 0 to {len(block_table) * block_size - 1}"
         )
-    block = _an_index("a block of block_table", block_table[position // block_size])
+    block = whole_number("a block of block_table", block_table[position // block_size], None)
     if block < 0:
         raise InvalidInputError(f"position {position} falls on {block}, which pads the table and names no block")
     return block * block_size + position % block_size
@@ -243,7 +243,7 @@ class BlockManager:
         """Physical slots of the tokens start .. stop - 1 of a sequence: where to write their K and V."""
         table, size = self._tables[self._known(seq_id)], self.block_size
         if not type(start) is type(stop) is int:
-            start, stop = _an_index("start", start), _an_index("stop", stop)
+            start, stop = whole_number("start", start, None), whole_number("stop", stop, None)
         if not 0 <= start <= stop <= self._num_tokens[seq_id]:
             raise InvalidInputError(
                 f"tokens {shown(start)} to {shown(stop)} of sequence {seq_id}: it has {self._num_tokens[seq_id]} "
@@ -751,14 +751,6 @@ def _an_id(seq_id: Any) -> int:
     if not is_id or not -(2**63) <= seq_id < 2**63:
         raise InvalidInputError(f"seq_id is {shown(seq_id)}; sequences are known by an integer")
     return seq_id
-
-
-def _an_index(name: str, value: Any) -> int:
-    """A whole number of any sign, as an int; what it may be is checked where it is used."""
-    try:
-        return whole_number(name, value, -(2**63))
-    except InvalidInputError:
-        raise InvalidInputError(f"{name} is {shown(value)}; it must be a whole number") from None
 
 
 def _length(token_ids: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from minipaged.errors import InvalidInputError, whole_number
+from minipaged.errors import InvalidInputError, listed, whole_number
 from minipaged.sampling import SamplingParams, eos_token_ids, make_generator, sample
 
 _INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are not yet, or never, a whole character
@@ -152,7 +152,10 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tenso
     Raises:
         InvalidInputError: no prompt, or an empty one.
     """
-    if not prompts or not all(len(prompt) for prompt in prompts):
+    wanted = "a list of prompts, each a list of token ids"
+    prompts = [listed("a prompt", prompt, wanted) for prompt in listed("prompts", prompts, wanted)]
+    prompts = [[whole_number("a token id", token) for token in prompt] for prompt in prompts]
+    if not prompts or not all(prompts):
         raise InvalidInputError(f"the prompts have lengths {[len(p) for p in prompts]}; each needs at least one token")
     pad_id = whole_number("pad_id", pad_id)  # None in many tokenizers: any id will do, since the mask hides it
     longest = max(map(len, prompts))

@@ -36,10 +36,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def whole_number(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -> int:
+def whole_number(name: str, value: Any, least: int | None = 0, most: int = 2**63 - 1) -> int:
     """A count as a plain int, numpy's and torch's too; 2.5, True, None and what is outside the limits are refused.
 
-    No count is above what 64 bits hold, so that none overflows where a tensor or a message is made of it.
+    With `least` None it may have any sign. No count is above what 64 bits hold, so that none overflows where a tensor
+    or a message is made of it.
 
     Raises:
         InvalidInputError: it names the argument, the value and the limit.
@@ -48,9 +49,12 @@ def whole_number(name: str, value: Any, least: int = 0, most: int = 2**63 - 1) -
         number = operator.index(value)
     except (TypeError, RuntimeError):  # torch raises both
         number = None
-    if number is None or isinstance(value, bool) or not least <= number <= most:
-        limit = f"from {least} to {most:,}" if number is not None and number > most else f"of at least {least}"
-        raise InvalidInputError(f"{name} is {shown(value)}; it must be a whole number {limit}")
+    floor = -(2**63) if least is None else least
+    if number is None or isinstance(value, bool) or not floor <= number <= most:
+        limit = "" if least is None else f" of at least {least}"
+        if number is not None and number > most:
+            limit = f" from {floor} to {most:,}"
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be a whole number{limit}")
     return number
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from minipaged.errors import InvalidInputError, MinipagedError, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, an_instance, shown, whole_number
 
 
 class CacheFullError(MinipagedError):
@@ -326,6 +326,13 @@ def positions_from_mask(attention_mask: torch.Tensor, held: int, new: int) -> to
 
     mask 0 0 1 1 1 -> positions 0 0 0 1 2: the first real token of every row stands at position 0.
     """
+    held, new = whole_number("held", held), whole_number("new", new, 1)
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2 or attention_mask.is_complex():
+        raise InvalidInputError(
+            f"attention_mask is {shown(attention_mask)}; pass a tensor [batch, held + new] of 0 and 1"
+        )
+    if attention_mask.layout != torch.strided:
+        raise InvalidInputError(f"attention_mask is {attention_mask.layout}; pass a dense tensor")
     if attention_mask.shape[1] != held + new:
         raise InvalidInputError(
             f"the mask covers {attention_mask.shape[1]} tokens, the cache holds {held} and {new} are new: "
@@ -350,10 +357,27 @@ class DecoderShape:
     head_dim: int
     vocab_size: int
 
+    def __post_init__(self) -> None:
+        for size in (
+            "num_layers",
+            "hidden_size",
+            "intermediate_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+        ):
+            whole_number(size, getattr(self, size), 1)
+
     @classmethod
     def from_config(cls, config: Any, name: str = "model") -> DecoderShape:
         """Read the sizes from a transformers config of a Llama-shaped model (llama, mistral, qwen2, qwen3)."""
-        heads = config.num_attention_heads
+        needed = ("num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size")
+        if lacking := [field for field in needed if not hasattr(config, field)]:
+            raise InvalidInputError(
+                f"{type(config).__name__} has no {lacking[0]}; pass the transformers config of a Llama-shaped model"
+            )
+        heads = whole_number("num_attention_heads", config.num_attention_heads, 1)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         sizes = config.num_hidden_layers, config.hidden_size, config.intermediate_size
@@ -400,6 +424,9 @@ def pass_flops(shape: DecoderShape, new: int, held: int = 0, num_logits: int = 1
     Norms, RoPE, softmax and activations are left out: well under one percent. `num_logits`: positions per row for
     which logits are computed.
     """
+    an_instance("shape", shape, DecoderShape, "DecoderShape.from_config(model.config)")
+    new, held = whole_number("new", new), whole_number("held", held)
+    num_logits, batch_size = whole_number("num_logits", num_logits), whole_number("batch_size", batch_size, 1)
     linear = 2 * shape.layer_weights * new + 2 * shape.head_weights * num_logits
     attention = 4 * shape.head_dim * shape.num_heads * shape.num_layers * new * (held + new)
     return Work(batch_size * linear, batch_size * attention)
@@ -407,6 +434,9 @@ def pass_flops(shape: DecoderShape, new: int, held: int = 0, num_logits: int = 1
 
 def generation_flops(shape: DecoderShape, prompt: int, output: int, cached: bool) -> Work:
     """FLOPs of a whole generation of one row: `output` passes, the first over the prompt."""
+    prompt, output = whole_number("prompt", prompt, 1), whole_number("output", output, 1, 1_000_000)
+    if not isinstance(cached, bool):
+        raise InvalidInputError(f"cached is {shown(cached)}; use True or False")
     work = pass_flops(shape, prompt)
     for length in range(prompt + 1, prompt + output):  # the length after the token of this step is fed
         work += pass_flops(shape, 1, length - 1) if cached else pass_flops(shape, length)
@@ -460,6 +490,8 @@ def decode_parts(shape: DecoderShape, held: int, batch_size: int = 1, element_by
 
     `held`: tokens per row in the cache. Activations and the small norms are left out of the bytes.
     """
+    held, batch_size = whole_number("held", held), whole_number("batch_size", batch_size, 1)
+    element_bytes = whole_number("element_bytes", element_bytes, 1)
     work = pass_flops(shape, 1, held, batch_size=batch_size)
     weights = (shape.layer_weights + shape.head_weights) * element_bytes
     kv = batch_size * (held + 1) * shape.kv_numbers_per_token * element_bytes

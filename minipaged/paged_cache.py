@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from minipaged.block_manager import BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError, whole_number
+from minipaged.errors import InvalidInputError, an_instance, listed, shown, whole_number
 from minipaged.kv_cache import UnsupportedCacheError, cache_argument, refuse_half_a_pass
-from minipaged.models import pick_dtype
+from minipaged.models import pick_device, pick_dtype
 
 Shape = tuple[int, int, int]  # (num_kv_heads, k_dim, v_dim) of one attention call
 _ROW = 0  # the sequence id of the one row that `generate` fills
@@ -58,20 +59,17 @@ class PagedKVCache(Cache):
         block_order: Iterable[int] | None = None,
         fill: float = 0.0,
     ) -> None:
-        shapes = [tuple(shape) for shape in shapes]
-        if not shapes or any(len(shape) != 3 or min(shape) < 1 for shape in shapes):
-            raise InvalidInputError(
-                f"shapes is {shapes[:3]}; give (num_kv_heads, k_dim, v_dim) for each attention call"
-            )
-        self.shapes: list[Shape] = shapes
+        self.shapes = _checked(shapes)
+        if not isinstance(fill, Real) or isinstance(fill, bool):
+            raise InvalidInputError(f"fill is {shown(fill)}; it must be a number, or NaN")
         self.manager = BlockManager(num_blocks, block_size, watermark=0, block_order=block_order)
         self.num_blocks, self.block_size, self.fill = self.manager.num_blocks, self.manager.block_size, fill
         self.dtype = pick_dtype(dtype)
-        self.device = torch.device(device)
-        self.k_cache = [self._pool(heads, k_dim) for heads, k_dim, _ in shapes]
-        self.v_cache = [self._pool(heads, v_dim) for heads, _, v_dim in shapes]
+        self.device = torch.device(pick_device(device))
+        self.k_cache = [self._pool(heads, k_dim) for heads, k_dim, _ in self.shapes]
+        self.v_cache = [self._pool(heads, v_dim) for heads, _, v_dim in self.shapes]
         self._table = torch.empty(0, dtype=torch.long, device=self.device)  # the row's block table
-        super().__init__(layers=[_PagedLayer(self, call) for call in range(len(shapes))])
+        super().__init__(layers=[_PagedLayer(self, call) for call in range(len(self.shapes))])
 
     @classmethod
     def for_model(cls, model: Any, num_blocks: int, block_size: int = 16, **options: Any) -> PagedKVCache:
@@ -92,7 +90,18 @@ class PagedKVCache(Cache):
 
     def _pool(self, num_kv_heads: int, dim: int) -> torch.Tensor:
         size = (self.num_blocks, self.block_size, num_kv_heads, dim)
-        return torch.full(size, self.fill, dtype=self.dtype, device=self.device)
+        try:
+            return torch.full(size, self.fill, dtype=self.dtype, device=self.device)
+        except (
+            RuntimeError,
+            OverflowError,
+            TypeError,
+        ) as error:  # no memory for it, or a fill that the dtype cannot hold
+            reason = str(error).splitlines()[0][:160]
+            raise InvalidInputError(
+                f"{self.num_blocks} blocks of {self.block_size} x {num_kv_heads} x {dim} numbers in {self.dtype}, "
+                f"filled with {shown(self.fill)}, cannot be made on {self.device} ({reason}); use fewer num_blocks"
+            ) from error
 
     def __repr__(self) -> str:
         used = self.manager.num_used_blocks
@@ -134,6 +143,8 @@ class PagedKVCache(Cache):
             raise InvalidInputError(
                 f"slot_mapping has shape {tuple(slots.shape)} for {k.shape[0]} tokens; one slot each"
             )
+        if not isinstance(check, bool):
+            raise InvalidInputError(f"check is {shown(check)}; use True or False")
         if check:
             self._check_slots(slots)
             real = slots >= 0
@@ -179,10 +190,10 @@ class PagedKVCache(Cache):
         Raises:
             InvalidInputError: a block outside the pool, or a target named twice.
         """
-        pairs = list(pairs)
+        pairs = listed("pairs", pairs, "pairs (source block, target block)")
         if not pairs:
             return
-        sources, targets = self._numbers(pairs, "pairs").T
+        sources, targets = self._pairs(pairs)
         self._check_blocks(sources, "a source")
         self._check_blocks(targets, "a target")
         if len(targets.unique()) != len(targets):
@@ -196,12 +207,13 @@ class PagedKVCache(Cache):
         Raises:
             InvalidInputError: other shapes, or a block outside one of the pools.
         """
-        pairs = list(pairs)
+        an_instance("other", other, PagedKVCache, "another PagedKVCache")
+        pairs = listed("pairs", pairs, "pairs (its block, our block)")
         if not pairs:
             return
         if other.shapes != self.shapes or other.block_size != self.block_size:
             raise InvalidInputError("blocks can only be copied between pools of the same shapes and block size")
-        sources, targets = torch.tensor(pairs, dtype=torch.long).T
+        sources, targets = self._pairs(pairs)
         other._check_blocks(sources, "a source")
         self._check_blocks(targets, "a target")
         sources, targets = sources.to(other.device), targets.to(self.device)
@@ -210,18 +222,34 @@ class PagedKVCache(Cache):
 
     def _numbers(self, values: Any, name: str) -> torch.Tensor:
         """Slots or blocks as int64 on this device; nothing is rounded to a whole number."""
-        numbers = torch.as_tensor(values)
-        if numbers.numel() and (numbers.is_floating_point() or numbers.dtype == torch.bool):
-            raise InvalidInputError(f"{name} holds {numbers.dtype} numbers; give whole ones")
+        try:
+            numbers = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            raise InvalidInputError(f"{name} is {shown(values)}; give whole numbers") from None
+        wrong = numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool
+        if (numbers.numel() and wrong) or numbers.is_meta or numbers.layout != torch.strided:
+            raise InvalidInputError(f"{name} holds {numbers.dtype} numbers on {numbers.device}; give whole ones")
         return numbers.to(self.device, torch.long)
 
+    def _pairs(self, pairs: list[Any]) -> torch.Tensor:
+        """Sources and targets, [2, num_pairs]."""
+        numbers = self._numbers(torch.stack(pairs) if isinstance(pairs[0], torch.Tensor) else pairs, "pairs")
+        if numbers.shape != (len(pairs), 2):
+            raise InvalidInputError(f"pairs is {shown(pairs)}; give (source block, target block) for each copy")
+        return numbers.T
+
     def _check_call(self, call: int) -> None:
-        if not 0 <= call < len(self.shapes):
-            raise InvalidInputError(f"attention call {call}: this cache was made for calls 0 to {len(self.shapes) - 1}")
+        if type(call) is not int or not 0 <= call < len(self.shapes):
+            raise InvalidInputError(
+                f"attention call {shown(call)}: this cache was made for calls 0 to {len(self.shapes) - 1}"
+            )
 
     def _check_states(self, call: int, k: torch.Tensor, v: torch.Tensor) -> None:
         self._check_call(call)
         heads, k_dim, v_dim = self.shapes[call]
+        if not isinstance(k, torch.Tensor) or not isinstance(v, torch.Tensor):
+            wrong = v if isinstance(k, torch.Tensor) else k
+            raise InvalidInputError(f"K and V are tensors; got {shown(wrong)}")
         if k.ndim != 3 or k.shape[1:] != (heads, k_dim) or v.shape != (k.shape[0], heads, v_dim):
             raise InvalidInputError(
                 f"call {call} stores k [num_tokens, {heads}, {k_dim}] and v [num_tokens, {heads}, {v_dim}]; "
@@ -276,7 +304,7 @@ class PagedKVCache(Cache):
         Raises:
             InvalidInputError: more tokens than the row has; nothing was removed.
         """
-        held = self.get_seq_length()
+        held, tokens_to_remove = self.get_seq_length(), whole_number("tokens_to_remove", tokens_to_remove, None)
         if -tokens_to_remove > held:
             raise InvalidInputError(f"cannot remove {-tokens_to_remove} tokens: the row has {held}")
         keep = held + tokens_to_remove if tokens_to_remove <= 0 else min(tokens_to_remove, held)
@@ -375,6 +403,16 @@ class _PagedLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Refused: more than one row."""
         _refuse_rows("rows would be selected")
+
+
+def _checked(shapes: Any) -> list[Shape]:
+    """The shapes as tuples of three whole numbers."""
+    wanted = "(num_kv_heads, k_dim, v_dim) for each attention call"
+    found = [listed("a shape", shape, wanted) for shape in listed("shapes", shapes, wanted)]
+    if not found or any(len(shape) != 3 for shape in found):
+        raise InvalidInputError(f"shapes is {shown(found[:3])}; give {wanted}")
+    sizes = "a size in shapes, (num_kv_heads, k_dim, v_dim) for each attention call,"
+    return [tuple(whole_number(sizes, size, 1) for size in shape) for shape in found]
 
 
 def _refuse_rows(what: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, an_instance, listed, shown, whole_number
 
 GREEDY_BELOW = 1e-5  # a temperature below this means greedy, as in vLLM: dividing by less would overflow
 _SEED_LIMIT = 2**63
@@ -104,7 +104,7 @@ def filter_logits(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         LogitsError: a row holds NaN or +inf, or nothing but -inf.
         InvalidInputError: not a floating-point tensor of one or two dimensions with at least one token.
     """
-    logits = _checked(logits)
+    logits, params = _checked(logits), an_instance("params", params, SamplingParams, "SamplingParams(...)")
     if params.greedy:
         best = logits.argmax(dim=-1, keepdim=True)  # ties: the lowest id
         return torch.full_like(logits, -math.inf).scatter(-1, best, logits.gather(-1, best))
@@ -137,6 +137,9 @@ def sample(logits: torch.Tensor, params: SamplingParams, generator: torch.Genera
     Raises:
         LogitsError, InvalidInputError: see `filter_logits`.
     """
+    an_instance("params", params, SamplingParams, "SamplingParams(...)")
+    if generator is not None:
+        an_instance("generator", generator, torch.Generator, "make_generator(params), or None for torch's own")
     if params.greedy:
         return _checked(logits).argmax(dim=-1)  # torch takes the first of equal values: the lowest id
     probs = _wide(filter_logits(logits, params)).softmax(dim=-1)
@@ -156,7 +159,13 @@ def make_generator(params: SamplingParams, device: str | torch.device = "cpu", i
         device: where it draws. "cpu" serves logits on any device, with the same numbers.
         index: which of the n samples: sample `index` starts from `seed + index`.
     """
-    generator = torch.Generator(device=device)
+    an_instance("params", params, SamplingParams, "SamplingParams(...)")
+    index = whole_number("index", index)
+    try:
+        generator = torch.Generator(device=device)
+    except (TypeError, RuntimeError, ValueError, OverflowError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidInputError(f'no generator on device {shown(device)} ({reason}); use "cpu"') from error
     if params.seed is None:
         generator.seed()
     else:
@@ -214,6 +223,8 @@ def _checked(logits: torch.Tensor) -> torch.Tensor:
     if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
         kind = logits.dtype if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise InvalidInputError(f"logits are {kind}; pass a floating-point torch tensor [vocab] or [batch, vocab]")
+    if logits.is_meta or logits.layout != torch.strided:
+        raise InvalidInputError(f"logits are {logits.layout} on {logits.device}; pass a tensor that holds its numbers")
     if logits.dim() not in (1, 2) or logits.shape[-1] == 0:
         raise InvalidInputError(f"logits have shape {list(logits.shape)}; pass [vocab] or [batch, vocab], vocab >= 1")
     logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -232,7 +243,7 @@ def _checked(logits: torch.Tensor) -> torch.Tensor:
 
 def _refuse_unless(right: bool, name: str, value: Any, limit: str) -> None:
     if not right:
-        raise InvalidInputError(f"{name} is {value!r}; it must be {limit}")
+        raise InvalidInputError(f"{name} is {shown(value)}; it must be {limit}")
 
 
 def _whole(name: str, value: Any, least: int, hint: str) -> int:
@@ -240,20 +251,26 @@ def _whole(name: str, value: Any, least: int, hint: str) -> int:
     limit = f"a whole number of at least {least}; {hint}"
     try:
         number = operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # torch raises both
         number = None
-    _refuse_unless(number is not None and not isinstance(value, bool) and number >= least, name, value, limit)
+    right = number is not None and not isinstance(value, bool) and least <= number < 2**63
+    _refuse_unless(right, name, value, limit)
     return int(number)  # type: ignore[arg-type]
 
 
 def _real(name: str, value: Any) -> float:
     """A finite number, as a plain float."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    _refuse_unless(is_number and math.isfinite(value), name, value, "a finite number")
-    return float(value)
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:
+        number = math.inf
+    _refuse_unless(math.isfinite(number), name, value, "a finite number")
+    return number
 
 
 def _stop_ids(ids: Any) -> tuple[int, ...]:
     is_list = isinstance(ids, Iterable) and not isinstance(ids, str | bytes)
     _refuse_unless(is_list, "stop_token_ids", ids, "a list of token ids, such as [2]; () stops at none")
-    return tuple(_whole("stop_token_ids", i, 0, "token ids start at 0") for i in ids)
+    found = listed("stop_token_ids", ids, "a list of token ids, such as [2]; () stops at none")
+    return tuple(_whole("stop_token_ids", i, 0, "token ids start at 0") for i in found)

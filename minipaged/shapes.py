@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from minipaged.errors import InvalidInputError, MinipagedError
+from minipaged.errors import InvalidInputError, MinipagedError, an_instance, listed, shown, whole_number
 
 Shape = tuple[int, ...]
 
@@ -79,8 +79,7 @@ def contiguous_strides(shape: Sequence[int]) -> Shape:
     Raises:
         InvalidInputError: a negative length.
     """
-    if any(length < 0 for length in shape):
-        raise InvalidInputError(f"shape {tuple(shape)} has a negative length; every length must be 0 or more")
+    shape = _lengths(shape)
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)
@@ -94,6 +93,9 @@ def flat_offset(index: Sequence[int], strides: Sequence[int], start: int = 0) ->
     Raises:
         InvalidInputError: not one index per axis, or a negative index.
     """
+    index = [whole_number("an index", i, None) for i in listed("index", index, "one index for each axis")]
+    strides = [whole_number("a stride", i, None) for i in listed("strides", strides, "one stride for each axis")]
+    start = whole_number("start", start)
     if len(index) != len(strides):
         raise InvalidInputError(f"index {tuple(index)} has {len(index)} numbers for {len(strides)} axes; give one each")
     if any(i < 0 for i in index):
@@ -107,6 +109,7 @@ def index_at(offset: int, shape: Sequence[int]) -> Shape:
     Raises:
         InvalidInputError: the tensor has no such offset.
     """
+    shape, offset = _lengths(shape), whole_number("offset", offset, None)
     if not 0 <= offset < math.prod(shape):
         raise InvalidInputError(
             f"offset {offset} is outside a tensor of shape {tuple(shape)}: {math.prod(shape)} cells"
@@ -120,6 +123,10 @@ def index_at(offset: int, shape: Sequence[int]) -> Shape:
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """True when cells in reading order stand side by side in memory; axes of length 1 cannot disturb that."""
+    shape = _lengths(shape)
+    strides = [whole_number("a stride", i, None) for i in listed("strides", strides, "one stride for each axis")]
+    if len(shape) != len(strides):
+        raise InvalidInputError(f"{len(strides)} strides for {len(shape)} axes; give one each")
     if math.prod(shape) == 0:
         return True
     wanted = contiguous_strides(shape)
@@ -132,15 +139,17 @@ def num_bytes(shape: Sequence[int], dtype: str | torch.dtype = "float16") -> int
     Raises:
         InvalidInputError: unknown dtype, or a negative length.
     """
-    known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."), None)
+    named = dtype if isinstance(dtype, str) else shown(dtype)
+    known = dtype if isinstance(dtype, torch.dtype) else getattr(torch, named.removeprefix("torch."), None)
     if not isinstance(known, torch.dtype):
-        raise InvalidInputError(f'unknown dtype "{dtype}"; use a torch dtype or its name, such as "float16"')
-    contiguous_strides(shape)  # refuses a negative length
+        raise InvalidInputError(f'unknown dtype "{named:.80}"; use a torch dtype or its name, such as "float16"')
+    shape = _lengths(shape)
     return math.prod(shape) * known.itemsize
 
 
 def is_view_of(view: Tensor, base: Tensor) -> bool:
     """True when both tensors live in the same memory, so that writing to one changes the other."""
+    _stored("view", view), _stored("base", base)
     address = view.untyped_storage().data_ptr()
     return address != 0 and address == base.untyped_storage().data_ptr()
 
@@ -158,7 +167,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     Raises:
         InvalidInputError: not three axes, or a last axis that the heads do not divide.
     """
-    if x.dim() != 3:
+    num_heads = whole_number("num_heads", num_heads, None)
+    if _stored("x", x).dim() != 3:
         raise InvalidInputError(f"expected [batch, length, num_heads * head_dim], got shape {tuple(x.shape)}")
     width = x.shape[-1]
     if num_heads < 1 or width % num_heads:
@@ -169,6 +179,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def describe(tensor: Tensor, name: str = "tensor", layer: int | None = None) -> TensorFacts:
     """The facts about one tensor."""
+    _stored("tensor", tensor)
     return TensorFacts(
         name=name,
         shape=tuple(tensor.shape),
@@ -183,7 +194,8 @@ def describe(tensor: Tensor, name: str = "tensor", layer: int | None = None) -> 
 def table(facts: Iterable[TensorFacts]) -> str:
     """The facts as lines of text, one tensor a line."""
     rows = [("name", "shape", "strides", "dtype", "bytes", "memory")]
-    for fact in facts:
+    for fact in listed("facts", facts, "what `trace` returns"):
+        an_instance("a fact", fact, TensorFacts, "what `describe` or `trace` returns")
         memory = f"that of {fact.view_of}" if fact.view_of else "its own"
         rows.append((fact.name, str(fact.shape), str(fact.strides), fact.dtype, f"{fact.bytes:,}", memory))
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
@@ -193,6 +205,20 @@ def table(facts: Iterable[TensorFacts]) -> str:
         cells[4] = row[4].rjust(widths[4])  # bytes
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _lengths(shape: Any) -> Shape:
+    """A shape as a tuple of plain ints, none of them negative."""
+    found = tuple(whole_number("a length", n, None) for n in listed("shape", shape, "the length of each axis"))
+    if any(length < 0 for length in found):
+        raise InvalidInputError(f"shape {found} has a negative length; every length must be 0 or more")
+    return found
+
+
+def _stored(name: str, tensor: Any) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        raise InvalidInputError(f"{name} is {shown(tensor)}; pass a torch tensor")
+    return tensor
 
 
 # --- What the config says -------------------------------------------------------------------------------------------
@@ -218,8 +244,10 @@ def predict_shapes(config: Any, batch: int, length: int, layer: int = 0) -> dict
         UntraceableModelError: the model keeps a latent instead of K and V (multi-head latent attention).
     """
     config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    batch, length = whole_number("batch", batch, None), whole_number("length", length, None)
     if min(batch, length) < 1:
         raise InvalidInputError(f"batch {batch} and length {length}: both must be at least 1")
+    layer = whole_number("layer", layer, None)
     if _entry(config, "kv_lora_rank"):
         raise UntraceableModelError("this config keeps one latent per token instead of K and V: chapter 5 counts those")
     hidden, heads = _entry(config, "hidden_size", "n_embd"), _entry(config, "num_attention_heads", "n_head")

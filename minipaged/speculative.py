@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -22,10 +23,12 @@ import torch
 
 from minipaged.block_manager import AllocStatus, BlockManager, OutOfBlocksError, blocks_needed
 from minipaged.engine import LLM, CompletionOutput, Prompt, RequestOutput, best_logprobs
-from minipaged.errors import InvalidInputError, MinipagedError, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, an_instance, listed, real_number, shown, whole_number
 from minipaged.model_runner import Batch, ModelRunner
 from minipaged.models import load_model
 from minipaged.sampling import SamplingParams, filter_logits, sample
+
+MOST_DRAFTED = 10_000  # guesses a pass: far more than any text has use for
 
 
 class VocabularyMismatchError(InvalidInputError):
@@ -45,11 +48,13 @@ class DraftError(MinipagedError):
 
 def acceptance(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Probability of keeping a token that was drawn from q: min(1, p/q), elementwise (1 where q is 0)."""
+    _check_pair(p, q)
     return torch.where(p < q, p / q, 1.0)
 
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """What to draw from after a rejection: max(p - q, 0), renormalised to sum 1; [vocab] -> [vocab]."""
+    _check_pair(p, q)
     left = (p - q).clamp(min=0)
     total = left.sum()
     return left / total if total > 0 else p  # p equal to q rejects nothing, up to rounding
@@ -69,7 +74,11 @@ def verify(
     Returns:
         The number kept, n; and the residual at place n, or p[k] when all are kept (the bonus token). The rows of p
         behind place n belong to a text that was not written, and are not used.
+
+    Raises:
+        InvalidInputError: rows, tokens or draws that do not belong together, or NaN.
     """
+    drafted = _check_round(p, q, drafted, draws)
     for place, token in enumerate(drafted):
         if not draws[place] < acceptance(p[place, token], q[place, token]):
             return place, residual(p[place], q[place])
@@ -81,15 +90,58 @@ def probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
     Greedy is the distribution with all its mass on one token, so that one rule serves both.
     """
+    _check_probabilities_of(logits, "logits")
     wide = torch.float32 if logits.device.type == "mps" else torch.float64
     return filter_logits(logits, params).to(wide).softmax(dim=-1)
 
 
 def pick(probs: torch.Tensor, params: SamplingParams, generator: torch.Generator | None) -> int:
     """One token from probabilities [vocab]; the race of `sample`."""
+    _check_probabilities_of(probs, "probs")
+    an_instance("params", params, SamplingParams, "SamplingParams(...)")
+    if probs.dim() != 1 or probs.numel() == 0:
+        raise InvalidInputError(f"probs has shape {list(probs.shape)}; pass the probabilities of one token, [vocab]")
     if params.greedy:
         return int(probs.argmax())
     return int(sample(probs.log(), SamplingParams(), generator))  # softmax(log p) is p again
+
+
+def _check_probabilities_of(tensor: Any, name: str) -> None:
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.layout != torch.strided:
+        raise InvalidInputError(f"{name} is {shown(tensor)}; pass a tensor of floating-point numbers")
+
+
+def _check_pair(p: Any, q: Any) -> None:
+    """Raise unless p and q can be compared; a NaN would be kept, as no comparison with it is true."""
+    _check_probabilities_of(p, "p")
+    _check_probabilities_of(q, "q")
+    if p.shape != q.shape or p.layout != torch.strided or q.layout != torch.strided or p.is_meta or q.is_meta:
+        raise InvalidInputError(
+            f"p has shape {list(p.shape)} and q {list(q.shape)}; both give one number for each token"
+        )
+    if not bool((p >= 0).all()) or not bool((q >= 0).all()):
+        raise InvalidInputError("p or q holds NaN or a number below 0; both are probabilities")
+
+
+def _check_round(p: Any, q: Any, drafted: Any, draws: Any) -> list[int]:
+    """The drafted tokens, once there are a row of q, a row of p and a draw for each, and one more row of p."""
+    _check_probabilities_of(p, "p")
+    _check_probabilities_of(q, "q")
+    drafted = listed("drafted", drafted, "the drafted tokens")
+    if p.dim() != 2 or q.dim() != 2 or len(p) != len(drafted) + 1 or q.shape != p[1:].shape:
+        raise InvalidInputError(
+            f"p has shape {list(p.shape)} and q {list(q.shape)} for {len(drafted)} drafted tokens; give [k + 1, vocab] "
+            "and [k, vocab]"
+        )
+    drafted = [whole_number("a drafted token", token, 0, p.shape[1] - 1) for token in drafted]
+    draws = listed("draws", draws, "a number from 0 to 1 for each drafted token")
+    if len(draws) < len(drafted):
+        raise InvalidInputError(f"{len(draws)} draws for {len(drafted)} drafted tokens; give one for each decision")
+    for draw in draws:
+        scalar = isinstance(draw, torch.Tensor) and draw.dim() == 0 and draw.is_floating_point() and not draw.is_meta
+        if not 0 <= (real_number("a draw", draw) if not scalar else float(draw)) <= 1:
+            raise InvalidInputError(f"a draw is {shown(draw)}; draws are numbers from 0 to 1")
+    return drafted
 
 
 # ---- drafts --------------------------------------------------------------------------------------------------------
@@ -135,7 +187,7 @@ class PromptLookup:
         self, token_ids: Sequence[int], num_tokens: int, params: SamplingParams, generator: torch.Generator | None
     ) -> Proposal:
         """See `Draft`; the latest place that is followed by enough tokens, else the earliest one."""
-        ids = list(token_ids)
+        ids, num_tokens = _plain_ids(token_ids), whole_number("num_tokens", num_tokens, 1)
         for length in range(min(self.max_ngram, len(ids) - 1), self.min_ngram - 1, -1):
             found: list[int] = []
             for start in range(len(ids) - length - 1, -1, -1):
@@ -206,8 +258,14 @@ class ModelDraft:
         self, token_ids: Sequence[int], num_tokens: int, params: SamplingParams, generator: torch.Generator | None
     ) -> Proposal:
         """See `Draft`: the same sampling parameters as the target's, so that p and q are cut in the same way."""
-        num_tokens = min(num_tokens, self.max_len - len(token_ids) + 1)  # the last one is guessed and never read
-        new, drafted, probs = list(token_ids[self.num_computed :]), [], []
+        ids, num_tokens = _plain_ids(token_ids), whole_number("num_tokens", num_tokens, 1)
+        num_tokens = min(num_tokens, self.max_len - len(ids) + 1)  # the last one is guessed and never read
+        new, drafted, probs = ids[self.num_computed :], [], []
+        if num_tokens > 0 and not new:
+            raise InvalidInputError(
+                f"the text has {len(ids)} tokens, and the draft has read {self.num_computed}; say with rollback(n) "
+                "that only n of them belong to it, or reset() for a new text"
+            )
         while len(drafted) < num_tokens:
             probs.append(probabilities(self._read(new), params))
             drafted.append(pick(probs[-1], params, generator))
@@ -216,6 +274,7 @@ class ModelDraft:
 
     def rollback(self, num_tokens: int) -> None:
         """Keep the K and V of the first `num_tokens` tokens, or of all if it has read fewer."""
+        num_tokens = whole_number("num_tokens", num_tokens)
         if num_tokens < self.num_computed:
             self.manager.truncate(0, num_tokens)
             self.num_computed = num_tokens
@@ -233,6 +292,11 @@ class ModelDraft:
         return logits[0]
 
 
+def _plain_ids(token_ids: Any) -> list[int]:
+    ids = listed("token_ids", token_ids, "a list of token ids")
+    return [i if type(i) is int else whole_number("a token id", i) for i in ids]
+
+
 _CHUNK = 512  # tokens of a prompt that a draft reads in one pass
 
 
@@ -246,6 +310,8 @@ def some_layers(model: Any, layers: int | Sequence[int] | None = None) -> Any:
     Raises:
         InvalidInputError: numbers that name no layers of this model, or a model without a list of layers.
     """
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise InvalidInputError(f"model is {type(model).__name__}; pass a transformers model")
     config = copy.deepcopy(model.config)
     text = config.get_text_config()
     total = text.num_hidden_layers
@@ -327,6 +393,10 @@ class AcceptanceStats:
     """
 
     rounds: list[Round] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for one in listed("rounds", self.rounds, "a list of rounds"):
+            an_instance("a round", one, Round, "Round(drafted, num_accepted, written)")
 
     @property
     def target_passes(self) -> int:
@@ -651,8 +721,9 @@ def expected_tokens(rate: float, num_draft_tokens: int) -> float:
 
     Leviathan et al. 2023, equation 1, which sums it up as (1 - a^(k + 1)) / (1 - a).
     """
-    if not 0 <= rate <= 1:
-        raise InvalidInputError(f"rate is {rate}; it is the probability that a draft is kept, from 0 to 1")
+    num_draft_tokens = whole_number("num_draft_tokens", num_draft_tokens, 0, MOST_DRAFTED)
+    if not isinstance(rate, Real) or isinstance(rate, bool) or not 0 <= rate <= 1:
+        raise InvalidInputError(f"rate is {shown(rate)}; it is the probability that a draft is kept, from 0 to 1")
     return sum(rate**place for place in range(num_draft_tokens + 1))
 
 
@@ -665,8 +736,7 @@ def expected_speedup(rate: float, num_draft_tokens: int, draft_cost: float, pass
         draft_cost: time of one drafted token, in plain steps of the target.
         pass_cost: time of the target's pass over k + 1 tokens, in plain steps; 1 where it costs no more.
     """
-    if not (draft_cost >= 0 and pass_cost > 0):
-        raise InvalidInputError(
-            f"draft_cost is {draft_cost}, pass_cost {pass_cost}; a pass takes some time, a draft 0 or more"
-        )
+    num_draft_tokens = whole_number("num_draft_tokens", num_draft_tokens, 0, MOST_DRAFTED)
+    draft_cost = real_number("draft_cost, in steps of the target,", draft_cost, least=0)
+    pass_cost = real_number("pass_cost, in steps of the target,", pass_cost, above=0)
     return expected_tokens(rate, num_draft_tokens) / (pass_cost + num_draft_tokens * draft_cost)
