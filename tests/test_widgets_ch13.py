@@ -6,11 +6,12 @@ import json
 import re
 from pathlib import Path
 
+import nbformat
 import pytest
 
 import minipaged
 from minipaged.errors import InvalidInputError
-from minipaged.exercises.ch13 import QUIZ, from_csr, heads_per_gpu, to_csr
+from minipaged.exercises.ch13 import QUIZ, check_13_quiz, from_csr, heads_per_gpu, to_csr
 from minipaged.kv_size import models
 from minipaged.plots import ch13 as plots
 from minipaged.widgets.ch13 import csr_converter, where_is_it
@@ -95,6 +96,24 @@ def test_heads_on_gpus_are_the_bytes_that_kv_size_counts():
 
 def test_the_quiz_asks_about_every_chapter():
     assert [question.chapter for question in QUIZ] == list(range(1, 13))
+
+
+def test_the_solution_of_the_quiz_shows_what_is_computed():
+    path = Path(__file__).resolve().parent.parent / "notebooks" / "13_from_minipaged_to_vllm.ipynb"
+    (cell,) = (c for c in nbformat.read(path, as_version=4).cells if c["id"] == "exercise-quiz-solution")
+    rows = dict(re.findall(r"^\| \d+ `(\w+)` \| (\S+) \| .+\. \(chapter \d+\) \|$", cell.source, re.M))
+    assert rows == {q.key: f"{a:,}" if isinstance(a := q.answer(), int) else a for q in QUIZ}
+
+
+def test_the_quiz_takes_numbers_as_they_are_printed():
+    right = {question.key: question.answer() for question in QUIZ}
+    assert check_13_quiz(right | {"bytes": "131,072", "slots": " 16 "}).status == "right"
+    assert check_13_quiz(right | {"bytes": "131,073"}).status == "wrong"
+
+
+def test_the_picture_of_a_part_says_in_its_title_what_became_of_it():
+    title = plots.where_is("fork").figure.axes[0].get_title(loc="left")
+    assert title == f"fork: done in another way in vLLM {plots.VLLM}"
 
 
 def test_a_published_number_carries_its_source():

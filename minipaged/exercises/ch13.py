@@ -227,8 +227,8 @@ def check_13_quiz(answer: Any) -> None:
 def _same(mine: Any, right: int | str) -> bool:
     if isinstance(right, str):
         return isinstance(mine, str) and mine.strip().lower() == right.lower()
-    if isinstance(mine, str) and mine.strip().isdigit():
-        mine = int(mine)
+    if isinstance(mine, str) and mine.strip().replace(",", "").isdigit():  # "131,072" is a number too
+        mine = int(mine.replace(",", ""))
     try:
         return whole(mine) == right
     except Mistake:

@@ -198,18 +198,20 @@ def where_is(key: str) -> Picture:
     chosen = find_part(key)
     name, hatch, sign = _LOOK[chosen.state]
     row = PARTS.index(chosen)
-    fig, ax = new_figure(8.2, 2.9)
+    fig, ax = new_figure(8.2, 3.1)
     ax.set(xlim=(0, 100), ylim=(len(PARTS) + 0.2, -0.4))
     ax.axis("off")
-    ax.add_patch(Rectangle((0, row + 0.02), 31, 0.96, facecolor=COLOURS["yellow"], edgecolor="black"))
+    ax.add_patch(Rectangle((0, row + 0.02), 33, 0.96, facecolor=COLOURS["yellow"], edgecolor="black"))
     for y, part in enumerate(PARTS):
-        ax.text(1, y + 0.5, part.ours, va="center", fontsize=7)
+        ax.text(3, y + 0.5, f"{part.chapter}", va="center", ha="right", fontsize=7, color="#555555")
+        ax.text(3.8, y + 0.5, part.ours, va="center", fontsize=7)
     middle = len(PARTS) / 2
-    ax.plot([31, 38], [row + 0.5, middle], color="black", lw=1.5)
+    ax.plot([33, 38], [row + 0.5, middle], color="black", lw=1.5)
     box = {"facecolor": "white", "edgecolor": COLOURS[name], "hatch": hatch or None, "lw": 2.5}
     ax.add_patch(Rectangle((38, middle - 3), 61.5, 6, **box))
     text = f"{sign}  {chosen.symbol}\nvllm/{chosen.path}"
     ax.text(68.7, middle, text, ha="center", va="center", fontsize=8, linespacing=1.7, bbox=_ON_WHITE)
+    ax.set_title(say(f"13.where.title.{chosen.state}", name=chosen.ours.rsplit(".", 1)[-1], version=VLLM))
     return Picture(fig, part_sentence(key), data=chosen)
 
 
@@ -459,7 +461,7 @@ def split_heads(num_kv_heads: int, held: Sequence[Sequence[int]]) -> Picture:
         for head in range(num_kv_heads):
             look = {"facecolor": "white", "edgecolor": "#d0d0d0"}
             if head in heads:
-                look = {"facecolor": colour(head), "edgecolor": "black", "hatch": "//" if times[head] > 1 else None}
+                look = {"facecolor": colour(rank), "edgecolor": "black", "hatch": "//" if times[head] > 1 else None}
             ax.add_patch(Rectangle((head + 0.04, rank + 0.08), 0.92, 0.84, lw=0.8, **look))
     words = {"heads": num_kv_heads, "ranks": len(held), "each": len(held[0]), "copies": max(times.values())}
     ax.set_title(say("13.heads.title", **words))

@@ -399,8 +399,8 @@ WORDS: dict[str, str] = {
     "04.step.time.first": "weights: {n:,.2f}",
     "04.step.time.second": "attention: {n:,.2f}",
     "04.step.sentence": (
-        "{model} on {gpu}, batch {batch}, {held} tokens in each sequence: a step with a cache computes {gflop:,.1f} GFLOP and "
-        "reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the "
+        "{model} on {gpu}, batch {batch}, {held} tokens in each sequence: a step with a cache computes {gflop:,.1f} "
+        "GFLOP and reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the "
         "work would be recomputation. Weights: {linear}. Attention: {attention}."
     ),
     # 05 KV cache size
@@ -877,6 +877,9 @@ WORDS: dict[str, str] = {
     "13.part.step": (
         "One turn of the loop: schedule, execute, update. It can also prepare a step while another one runs."
     ),
+    "13.where.title.same": "{name}: the same idea in vLLM {version}",
+    "13.where.title.changed": "{name}: changed in vLLM {version}",
+    "13.where.title.other": "{name}: done in another way in vLLM {version}",
     "13.part.request": "Token ids, a status, num_computed_tokens; it also carries the hashes of its full blocks.",
     "13.part.schedule": (
         "Running requests first, then waiting ones, under a budget of tokens; it knows no prefill and no decode, only "
