@@ -400,8 +400,8 @@ WORDS: dict[str, str] = {
     "04.step.time.second": "attention: {n:,.2f}",
     "04.step.sentence": (
         "{model} on {gpu}, batch {batch}, {held} tokens in each sequence: a step with a cache computes {gflop:,.1f} "
-        "GFLOP and reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} of the "
-        "work would be recomputation. Weights: {linear}. Attention: {attention}."
+        "GFLOP and reads {gib:,.2f} GiB, {kv:.0%} of it K and V, in {ms:,.2f} ms at least; without a cache {share:.1%} "
+        "of the work would be recomputation. Weights: {linear}. Attention: {attention}."
     ),
     # 05 KV cache size
     "05.part.weights": "weights {size}",
