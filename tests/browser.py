@@ -45,6 +45,7 @@ def lab(theme="JupyterLab Light", notebooks=ROOT / "notebooks"):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", f"--port={port}",
+                   "--LabApp.expose_app_in_browser=True",
                    "--IdentityProvider.token=course", f"--LabApp.user_settings_dir={work / 'settings'}",
                    f"--LabApp.workspaces_dir={work / 'workspaces'}", str(work / "notebooks")]  # fmt: skip
         with (work / "log").open("w") as log:
@@ -112,9 +113,13 @@ class Notebook:
         assert not self.failed_cells(), self.failed_cells()
 
     def failed_cells(self) -> list[str]:
-        """Text of every error output on the page."""
-        found = self.page.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"]')
-        return [text for text in found.all_inner_texts() if "Traceback" in text]
+        """Every error that a cell ended with, read from the notebook itself: only cells near the screen are drawn."""
+        return self.page.evaluate(
+            """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+                .flatMap(cell => cell.toJSON().outputs || [])
+                .filter(output => output.output_type === 'error')
+                .map(output => `${output.ename}: ${output.evalue}`)"""
+        )
 
     def first_widget(self):
         """Scroll to the first widget panel that has a slider; return its locator."""

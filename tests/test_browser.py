@@ -5,6 +5,7 @@ Two notebooks by default, since nbval runs all of them anyway; MINIPAGED_BROWSER
 
 from __future__ import annotations
 
+import json
 import os
 import time
 
@@ -72,3 +73,18 @@ def test_the_notebook_runs_and_a_widget_answers(address, context, name):
         assert notebook.errors == []
     finally:
         notebook.close()
+
+
+def test_a_cell_that_fails_far_below_the_screen_is_seen(context, tmp_path):
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": "# far\n\n" + "down\n\n" * 20} for _ in range(60)]
+    cells.insert(40, {"cell_type": "code", "metadata": {}, "source": "1 / 0", "outputs": [], "execution_count": None})
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    (tmp_path / "fails.ipynb").write_text(json.dumps(notebook))
+    with browser.lab(notebooks=tmp_path) as address:
+        opened = Notebook(context, address, "fails.ipynb")
+        with pytest.raises(AssertionError, match="ZeroDivisionError: division by zero"):
+            opened.run_all()
+        opened.close()
