@@ -100,6 +100,21 @@ def test_a_mask_is_not_a_list_of_ids():
     assert "True where a whole number" in exercises.check_01_top_p(lambda probs, p: [True] * len(probs)).message
 
 
+@pytest.mark.parametrize("kind", [int, float, np.bool_, np.int64, torch.tensor], ids=lambda kind: kind.__name__)
+def test_one_and_zero_are_yes_and_no(kind):
+    assert exercises.check_07_needs_new_block(lambda n, size: kind(n % size == 0)).status == "right"
+
+
+def test_a_question_in_a_message_ends_with_its_own_mark():
+    def for_own_blocks(table, slot, size):
+        if slot // size in table:
+            return table.index(slot // size) * size + slot % size
+        return None
+
+    message = exercises.check_07_physical_slot(for_own_blocks).message
+    assert message.endswith("? Block 2 is not in the table: return -1")
+
+
 def test_code_that_leaves_python_gets_a_sentence():
     result = exercises.check_07_physical_slot(lambda *args: sys.exit("done"))
     assert result.status == "wrong" and "SystemExit: done" in result.message
