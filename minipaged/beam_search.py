@@ -24,7 +24,7 @@ import torch
 
 from minipaged.block_manager import AllocStatus, OutOfBlocksError
 from minipaged.engine import LLM, Prompt
-from minipaged.errors import InvalidInputError, MinipagedError, a_function, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, a_function, shown, whole_number
 from minipaged.model_runner import Batch
 from minipaged.sampling import LogitsError, SamplingParams
 from minipaged.sharing import next_beams
@@ -155,6 +155,8 @@ def beam_search(
     """
     if not isinstance(llm, LLM):
         raise InvalidInputError(f"llm is {type(llm).__name__}; pass the engine, LLM(...)")
+    if not isinstance(record, bool):
+        raise InvalidInputError(f"record is {shown(record)}; use True or False")
     if on_step is not None:
         a_function("on_step", on_step, "a function that takes a BeamStep, or None")
     rules = _Rules.checked(llm, num_beams, max_tokens, length_penalty, early_stopping, ignore_eos, stop_token_ids)
@@ -215,14 +217,14 @@ class _Rules:
                 f"num_beams is {num_beams}; the vocabulary has {llm.vocab_size} tokens, so a prompt has no more first "
                 "tokens to tell beams apart"
             )
-        if not (early is True or early is False or early == "never"):
-            raise InvalidInputError(f'early_stopping is {early!r}; use True, False or "never"')
+        if not (isinstance(early, bool) or (isinstance(early, str) and early == "never")):
+            raise InvalidInputError(f'early_stopping is {shown(early)}; use True, False or "never"')
         shared = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_ids, ignore_eos=ignore_eos)
         real = isinstance(penalty, numbers.Real) and not isinstance(penalty, bool)
         if not real or not abs(penalty) < 700 / math.log(shared.max_tokens + 1):  # e ** 709 is the largest float
             raise InvalidInputError(
-                f"length_penalty is {penalty!r}; it must be a number, and {shared.max_tokens} ** length_penalty too. "
-                "Usual are 0 to 2; 0 compares plain sums"
+                f"length_penalty is {shown(penalty)}; it must be a number, and {shared.max_tokens} ** length_penalty "
+                "too. Usual are 0 to 2; 0 compares plain sums"
             )
         stops = frozenset(shared.stop_token_ids) | (frozenset() if ignore_eos else llm._eos)
         return cls(num_beams, shared.max_tokens, float(penalty), early, stops, shared.stop_token_ids)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from minipaged.errors import InvalidInputError, listed, whole_number
+from minipaged.errors import InvalidInputError, listed, shown, whole_number
 from minipaged.sampling import SamplingParams, eos_token_ids, make_generator, sample
 
 _INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are not yet, or never, a whole character
@@ -207,7 +207,9 @@ def _prepared(
     """Everything that can be refused is refused here, before the first pass: (ids, params, end ids)."""
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
-        raise InvalidInputError(f"params is {params!r}; pass SamplingParams(...) or None")
+        raise InvalidInputError(f"params is {shown(params)}; pass SamplingParams(...) or None")
+    if not hasattr(model, "config"):
+        raise InvalidInputError(f"model is {type(model).__name__}; pass a loaded transformers model")
     if getattr(model, "training", False):
         raise InvalidInputError(f"{type(model).__name__} is in training mode, with dropout: call model.eval() first")
     if params.n != 1:
@@ -222,7 +224,11 @@ def _prepared(
     eos = (
         frozenset()
         if params.ignore_eos
-        else frozenset(eos_token_ids(model) if eos_ids is None else map(_end_id, eos_ids))
+        else frozenset(
+            eos_token_ids(model)
+            if eos_ids is None
+            else map(_end_id, listed("eos_ids", eos_ids, "a list of token ids, or None for the model's own"))
+        )
     )
     return ids, params, eos
 
@@ -245,7 +251,7 @@ def _plain_ids(prompt_ids: Any, vocab_size: int) -> list[int]:
             f"prompt_ids is the text {prompt_ids[:20]!r}; encode it first: tokenizer(text).input_ids"
         )
     if not isinstance(prompt_ids, Iterable):
-        raise InvalidInputError(f"prompt_ids is {prompt_ids!r}; pass a list of token ids")
+        raise InvalidInputError(f"prompt_ids is {shown(prompt_ids)}; pass a list of token ids")
     ids = list(prompt_ids)
     if not ids:
         raise InvalidInputError("the prompt has 0 tokens and the model needs 1 to predict from; pass a start token")

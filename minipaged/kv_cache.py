@@ -297,6 +297,15 @@ def prefill(
     Raises:
         InvalidInputError: no tokens, or a mask of another length than held + new.
     """
+    if not isinstance(model, torch.nn.Module) or not isinstance(cache, Cache):
+        wrong = (
+            f"cache is {type(cache).__name__}"
+            if isinstance(model, torch.nn.Module)
+            else f"model is {type(model).__name__}"
+        )
+        raise InvalidInputError(f"{wrong}; pass a transformers model and a cache, such as PreallocatedKVCache(64)")
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidInputError(f"input_ids is {shown(input_ids)}; pass whole numbers in a tensor [batch, new]")
     held = int(cache.get_seq_length())
     if input_ids.ndim != 2 or input_ids.shape[1] < 1:
         raise InvalidInputError(f"input_ids has shape {tuple(input_ids.shape)}; expected [batch, new] with new >= 1")
@@ -318,6 +327,8 @@ def decode_step(
     model: Any, token_ids: torch.Tensor, cache: Cache, attention_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Feed one token per row, [batch], and return the logits of the next one, [batch, vocab]; see `prefill`."""
+    if not isinstance(token_ids, torch.Tensor) or token_ids.ndim != 1:
+        raise InvalidInputError(f"token_ids is {shown(token_ids)}; pass a tensor with one token for each row, [batch]")
     return prefill(model, token_ids[:, None], cache, attention_mask)[:, -1]
 
 

@@ -425,6 +425,8 @@ def _refuse_rows(what: str) -> None:
 @torch.no_grad()
 def _probe(model: Any) -> list[CacheLayerMixin]:
     """The layers that transformers' own cache holds after one token, if all of them keep plain K and V."""
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise InvalidInputError(f"model is {type(model).__name__}; pass a loaded transformers model")
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedCacheError(f"{type(model).__name__} has an encoder; PagedKVCache is for decoders alone")
     cache = DynamicCache(config=model.config)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from minipaged.block_manager import AllocStatus, BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError, a_function, an_instance, real_number
+from minipaged.errors import InvalidInputError, a_function, an_instance, real_number, shown, whole_number
 from minipaged.fragmentation import check_arrivals, check_requests
 
 
@@ -144,14 +144,15 @@ class Scheduler:
         reserve_len: int | None = None,
     ) -> None:
         for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidInputError(f"{name} is {value!r}; it must be a whole number of at least 1")
+            if not isinstance(value, int):
+                raise InvalidInputError(f"{name} is {shown(value)}; it must be a whole number of at least 1")
+            whole_number(name, value, 1)
         for name, value, allowed in (
             ("preemption", preemption, ("recompute", "swap")),
             ("batching", batching, ("continuous", "static")),
         ):
-            if value not in allowed:
-                raise InvalidInputError(f'{name} is {value!r}; use "{allowed[0]}" or "{allowed[1]}"')
+            if not isinstance(value, str) or value not in allowed:
+                raise InvalidInputError(f'{name} is {shown(value)}; use "{allowed[0]}" or "{allowed[1]}"')
         self.manager = manager
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.preemption, self.batching, self.reserve_len = preemption, batching, reserve_len

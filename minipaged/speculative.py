@@ -358,6 +358,7 @@ def refuse_other_vocabulary(llm: LLM, model: Any, tokenizer: Any = None) -> None
     Raises:
         VocabularyMismatchError: another size, or, where both tokenizers are known, other tokens.
     """
+    _refuse_unless_llm(llm)
     if not hasattr(model, "config"):
         raise InvalidInputError(f"{type(model).__name__} is no transformers model; pass one, or a folder, or an id")
     size = model.config.get_text_config().vocab_size

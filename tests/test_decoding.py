@@ -354,7 +354,7 @@ def test_end_ids_from_a_tensor_end_the_text():
     for ids in (torch.tensor([first]), [torch.tensor(first)], {first}):
         done = generate_ids(model, [5, 6], SamplingParams(temperature=0, max_tokens=4), eos_ids=ids)
         assert (done.token_ids, done.finish_reason) == ([first], "stop")
-    with pytest.raises(InvalidInputError, match="an id of eos_ids is '2'"):
+    with pytest.raises(InvalidInputError, match="eos_ids is '2'; pass a list"):
         generate_ids(model, [5, 6], eos_ids="2")
 
 

@@ -28,7 +28,7 @@ CHAPTERS = [
     {"kv_configs", "kv_size"},  # 5
     {"fragmentation"},  # 6
     {"block_manager", "paged_cache"},  # 7
-    {"paged_attention", "model_runner"},  # 8
+    {"paged_attention", "prepacked", "model_runner"},  # 8
     {"triton_kernels", "compile_kernels", "puzzles"},  # 9
     {"scheduler", "engine"},  # 10
     {"sharing", "beam_search"},  # 11
@@ -135,7 +135,7 @@ def test_links_of_the_readme_resolve_and_its_pictures_have_alt_text():
 
 def reader_facing():
     """(where, text) of everything a reader reads as prose or as a printed result; program text is left out."""
-    root, fence = PACKAGE.parent, re.compile(r"^```.*?^```", re.M | re.S)
+    root, fence = PACKAGE.parent, re.compile(r"^```.*?^```|`[^`\n]+`", re.M | re.S)
     for path in [*root.glob("*.md"), *root.glob("notebooks/**/[0-9][0-9]_*.ipynb")]:
         if path.suffix == ".md":
             yield path.name, fence.sub("", path.read_text(encoding="utf-8"))
