@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from minipaged.block_manager import BlockManager, blocks_needed, physical_slot
 from minipaged.errors import InvalidInputError, MinipagedError
 from minipaged.paged_attention import PagedBatch, attend, pick_backend
 from minipaged.paged_cache import PagedKVCache
+from minipaged.prepacked import Forwards, calls_in_order, prepacked, reading_the_same, reorderable
 
 _NAME = "minipaged"  # the attention implementation, and the keyword under which a pass carries its metadata
 
@@ -115,12 +116,16 @@ class ModelRunner:
     ) -> None:
         refuse_by_config(model)
         self.model = model
-        self._packed = _prepacked_linears(model) if prepack else []
+        self._packed: Forwards = []
         self.backend = pick_backend(backend, model.device)
         self._configs = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
         accepted = inspect.signature(model.forward).parameters
         self._keeps_rows = "logits_to_keep" in accepted
-        shapes = _Probe(self).shapes()
+        probe = _Probe(self)
+        with calls_in_order(reorderable(model) if prepack else []) as calls:
+            shapes = probe.shapes()
+        self._packed = prepacked(reading_the_same(calls))
+        probe.compare(shapes)
         self.cache = PagedKVCache(shapes, num_blocks, block_size, model.dtype, model.device, fill=fill)
 
     @torch.inference_mode()
@@ -194,12 +199,12 @@ class ModelRunner:
 
     @contextlib.contextmanager
     def _attention(self, name: str) -> Iterator[None]:
-        """The model's attention is `name` inside, and what it was before afterwards."""
+        """The model's attention is `name` inside, and what it was before afterwards; ours brings prepacked weights."""
         before = [config._attn_implementation_internal for config in self._configs]
         try:
             for config in self._configs:
                 config._attn_implementation_internal = name
-            for linear, forward in self._packed:
+            for linear, forward in self._packed if name == _NAME else ():
                 vars(linear)["forward"] = forward  # past torch's own __setattr__, which takes a hundred times longer
             yield
         finally:
@@ -207,20 +212,6 @@ class ModelRunner:
                 vars(linear).pop("forward", None)
             for config, old in zip(self._configs, before, strict=True):
                 config._attn_implementation_internal = old
-
-
-def _prepacked_linears(model: Any) -> list[tuple[torch.nn.Linear, Callable[[torch.Tensor], torch.Tensor]]]:
-    """Every float32 linear layer of a CPU model, and a forward that multiplies with its reordered weight."""
-    ops = getattr(torch.ops, "mkldnn", None)
-    if not torch.backends.mkldnn.is_available() or not hasattr(ops, "_reorder_linear_weight"):
-        return []
-
-    def forward_of(linear: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-        weight, bias = ops._reorder_linear_weight(linear.weight.detach()), linear.bias
-        return lambda x: ops._linear_pointwise(x, weight, bias, "none", [], "")
-
-    linears = [m for m in model.modules() if type(m) is torch.nn.Linear]
-    return [(m, forward_of(m)) for m in linears if m.weight.dtype == torch.float32 and m.weight.device.type == "cpu"]
 
 
 # ---- what transformers calls in place of its own attention
@@ -338,12 +329,11 @@ class _Probe:
         self.runner, self.model = runner, runner.model
 
     @torch.inference_mode()
-    def shapes(self) -> list[tuple[int, int, int]]:
-        """(num_kv_heads, k_dim, v_dim) of every attention call, once the probe holds."""
+    def compare(self, shapes: list[tuple[int, int, int]]) -> None:
+        """Refuse the model unless its logits through blocks are its own."""
         generator = torch.Generator().manual_seed(0)
         vocab = self.model.config.get_text_config().vocab_size
         ids = [torch.randint(vocab, (n,), generator=generator).tolist() for n in self.LENGTHS]
-        shapes = self._record(ids[1][:2])
         plain = [self._alone(sequence) for sequence in ids]
         with _windows_shrunk_to(self.model, self.WINDOW) as windows:
             wanted = [self._alone(sequence) for sequence in ids] if windows else plain
@@ -352,15 +342,16 @@ class _Probe:
                     f"{self._name} has a sliding window of {max(windows)} that could not be tested: making it smaller "
                     "changes nothing"
                 )
-            self._compare(self._paged(ids, shapes), wanted)
-        return shapes
+            self._must_agree(self._paged(ids, shapes), wanted)
 
     @property
     def _name(self) -> str:
         return type(self.model).__name__
 
-    def _record(self, ids: list[int]) -> list[tuple[int, int, int]]:
-        recorder, batch = _Recorder(), Batch(input_ids=ids, positions=list(range(len(ids))))
+    @torch.inference_mode()
+    def shapes(self) -> list[tuple[int, int, int]]:
+        """(num_kv_heads, k_dim, v_dim) of every attention call."""
+        recorder, batch = _Recorder(), Batch(input_ids=[0, 1], positions=[0, 1])
         try:
             self.runner._forward(batch, recorder, [0])
         except UnsupportedModelError:
@@ -400,7 +391,7 @@ class _Probe:
                 done[i] += len(new)
         return [torch.cat(rows) for rows in logits]
 
-    def _compare(self, got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    def _must_agree(self, got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         limit = {torch.float64: 1e-8, torch.float32: 1e-4}.get(self.model.dtype, 5e-2)
         for a, b in zip(got, wanted, strict=True):
             error = ((a - b).abs().max() / b.abs().max().clamp(min=1e-12)).item()

@@ -122,26 +122,28 @@ class PagedBatch:
         """What the decoding sequences read, in one or more rectangles, each (rows, slots, valid).
 
         Returns:
-            rows [n]: which query rows they are. slots [n, longest]: where the keys lie. valid bool [n, longest], or
-            None when no sequence is shorter than the rectangle. A place that is not valid holds the sequence's own
-            first slot again: it is masked, and nothing is read that this sequence did not write.
+            rows [n]: which query rows they are; in order when one rectangle holds them all. slots [n, longest]: where
+            the keys lie. valid bool [n, longest], or None when no sequence is shorter than the rectangle. A place that
+            is not valid holds the sequence's own first slot again: it is masked, and nothing is read that this sequence
+            did not write.
         """
         if window not in self._decode_reads:
             seen = {d: d.seq_len if window is None else min(window, d.seq_len) for d in self.decodes}
             groups = _rectangles(sorted(self.decodes, key=seen.__getitem__), seen) if seen else []
+            groups = [self.decodes] if len(groups) == 1 else groups
             self._decode_reads[window] = [self._rectangle(group, [seen[d] for d in group]) for group in groups]
         return self._decode_reads[window]
 
     def _rectangle(self, group: list[Chunk], seen: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         lens = torch.tensor(seen, device=self.device)  # [n]
         first = torch.tensor([d.seq_len for d in group], device=self.device) - lens  # the first key that a window shows
-        position = torch.arange(seen[-1], device=self.device).expand(len(group), -1)  # [n, longest]
+        position = torch.arange(max(seen), device=self.device).expand(len(group), -1)  # [n, longest]
         valid = position < lens[:, None]
         position = torch.where(valid, position, 0) + first[:, None]
         rows = torch.tensor([d.first_row for d in group], device=self.device)  # [n]
         tables = self.block_tables[[d.index for d in group]].long()  # [n, max_blocks]
         slots = tables.gather(1, position // self.block_size) * self.block_size + position % self.block_size
-        return rows, slots, valid if seen[0] < seen[-1] else None
+        return rows, slots, valid if min(seen) < max(seen) else None
 
 
 def _rectangles(group: list[Chunk], seen: dict[Chunk, int]) -> list[list[Chunk]]:
@@ -267,9 +269,13 @@ def _torch(
     out = query.new_empty(*query.shape[:2], v_cache.shape[-1])  # [num_tokens, num_heads, v_dim]
     for rows, slots, valid in batch.decode_reads(sliding_window):
         k, v = (_read(cache, slots).transpose(1, 2) for cache in (k_slots, v_slots))  # [n, num_kv_heads, longest, dim]
-        q = query.index_select(0, rows).unsqueeze(2)  # [n, num_heads, 1, k_dim]
         mask = None if valid is None else valid[:, None, None]  # [n, 1, 1, longest]
-        out.index_copy_(0, rows, _dense(q, k, v, mask, scale, logit_softcap, sinks).squeeze(2))
+        everybody = len(rows) == len(query)
+        q = query if everybody else query.index_select(0, rows)  # [n, num_heads, k_dim]
+        mixed = _dense(q.unsqueeze(2), k, v, mask, scale, logit_softcap, sinks).squeeze(2)  # [n, num_heads, v_dim]
+        if everybody:
+            return mixed
+        out.index_copy_(0, rows, mixed)
     for chunk in batch.chunks:
         slots = batch.chunk_reads(chunk, sliding_window)
         k, v = (_read(cache, slots).transpose(0, 1) for cache in (k_slots, v_slots))  # [num_kv_heads, kv_len, dim]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from minipaged.block_manager import BlockManager, shuffled
 from minipaged.errors import InvalidInputError
 from minipaged.model_runner import Batch, ModelRunner, UnsupportedModelError, pack
+from minipaged.prepacked import Together
 from tests.test_kv_size_families import FAMILIES, build
 from tests.tiny_models import tiny_model
 
@@ -44,8 +46,8 @@ def difference(got, wanted):
 class Session:
     """Sequences on one runner, in a pool with shuffled blocks whose unused slots are NaN."""
 
-    def __init__(self, model, num_blocks=24, block_size=4):
-        self.runner = ModelRunner(model, num_blocks, block_size, fill=float("nan"))
+    def __init__(self, model, num_blocks=24, block_size=4, **options):
+        self.runner = ModelRunner(model, num_blocks, block_size, fill=float("nan"), **options)
         self.manager = BlockManager(num_blocks, block_size, watermark=0, block_order=shuffled(num_blocks, 1))
         self.size = block_size
 
@@ -97,7 +99,7 @@ def test_every_accepted_family_is_exact_packed_and_decoding_below_and_above_its_
         vocab = model.config.get_text_config().vocab_size
         ids = {seq: torch.randint(3, vocab, (n + 4,)).tolist() for seq, n in enumerate((3, 9, 21))}
         wanted = {seq: alone(model, tokens) for seq, tokens in ids.items()}
-        session = Session(model)
+        session = Session(model, prepack=True)  # as the engine runs it
         rows = {seq: [out] for seq, out in session.step({s: t[:-4] for s, t in ids.items()}).items()}
         for back in range(4, 0, -1):
             for seq, out in session.step({s: [t[-back]] for s, t in ids.items()}).items():
@@ -146,6 +148,67 @@ def test_the_model_is_left_as_it_was_found():
         _ = 1 / 0
     assert model.config._attn_implementation == before
     model.generate(ids, max_new_tokens=2, do_sample=False)
+
+
+def grouped(runner):
+    """The sizes of the layers that are multiplied together, for each product that makes more than one."""
+    owners = {id(f.func.__self__): f.func.__self__ for _, f in runner._packed if isinstance(f, partial)}
+    return [owner._sizes for owner in owners.values()]
+
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="weights are reordered by oneDNN")
+
+
+@needs_onednn
+def test_layers_that_read_the_same_rows_are_one_product():
+    """q, k and v; gate and up. The output projection has the same size as q and another input: it stays alone."""
+    runner = ModelRunner(tiny_model("llama"), 4, 4, prepack=True)
+    assert grouped(runner) == [[32, 16, 16], [48, 48]] * 4
+    assert len(runner._packed) == 7 * 4 + 1  # with the output layer: every linear layer of the model, each once
+    assert len({id(linear) for linear, _ in runner._packed}) == len(runner._packed)
+    assert grouped(ModelRunner(tiny_model("llama"), 4, 4)) == []
+
+
+@needs_onednn
+def test_a_product_of_several_layers_keeps_their_biases_apart():
+    model = tiny_model("qwen2")
+    for layer in model.model.layers:
+        for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj):
+            torch.nn.init.normal_(linear.bias)
+    ids = [5, 6, 7, 8, 9]
+    out = Session(model, prepack=True).step({0: ids})[0]
+    assert difference(out, alone(model, ids)) < 1e-5
+
+
+@needs_onednn
+def test_each_layer_of_a_product_answers_for_its_own_input():
+    """In whatever order they are called, twice, and with other rows in between; a part may be written to."""
+    torch.manual_seed(0)
+    linears = [torch.nn.Linear(8, n) for n in (4, 6, 2)]
+    a, b = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
+    with torch.inference_mode():
+        together = Together(linears)
+        for number, rows in ((0, a), (2, a), (1, b), (1, a), (0, b), (2, b), (1, b), (1, b), (0, a)):
+            out = together.part(number, rows)
+            assert torch.allclose(out, linears[number](rows), atol=1e-6), (number, rows is a)
+            out.zero_()
+
+
+@needs_onednn
+def test_a_product_does_not_keep_the_rows_of_a_step():
+    runner = ModelRunner(tiny_model("llama"), 4, 4, prepack=True)
+    runner.run(pack([([5, 6, 7], 0, [2])], 4))
+    owners = [f.func.__self__ for _, f in runner._packed if isinstance(f, partial)]
+    assert all(owner._input is None and not owner._parts for owner in owners)
+
+
+@needs_onednn
+def test_the_probe_compares_reordered_weights_with_the_models_own(monkeypatch):
+    """A product that is wrong in one number would be refused, not served."""
+    right = Together.part
+    monkeypatch.setattr(Together, "part", lambda self, number, input: right(self, number, input) + 0.1)
+    with pytest.raises(UnsupportedModelError, match="other logits"):
+        ModelRunner(tiny_model("llama"), 4, 4, prepack=True)
 
 
 def test_windows_are_put_back_after_the_probe():

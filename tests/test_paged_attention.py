@@ -192,8 +192,12 @@ def test_decoding_sequences_of_very_different_lengths_are_read_in_several_rectan
 
 def test_sequences_of_about_the_same_length_stay_in_one_rectangle():
     lens = [100, 104, 97, 110]
-    batch = PagedBatch([range(7)] * 4, lens, [0, 1, 2, 3, 4], 16, "cpu", 7)
-    assert [tuple(slots.shape) for _, slots, _ in batch.decode_reads(None)] == [(4, 110)]
+    case = Case(lens=lens, q_lens=[1] * 4)
+    batch = PagedBatch(case.tables, lens, case.cu, 16, "cpu", case.k_cache.shape[0])
+    (rows, slots, valid) = batch.decode_reads(None)[0]
+    assert len(batch.decode_reads(None)) == 1 and slots.shape == (4, 110)
+    assert rows.tolist() == [0, 1, 2, 3] and valid.sum(1).tolist() == lens  # in order: nothing is moved to and fro
+    assert case.error("torch") < LIMIT[torch.float32]
 
 
 BAD = {
