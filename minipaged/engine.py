@@ -26,7 +26,7 @@ import torch
 
 from minipaged.block_manager import BlockManager, OutOfBlocksError, blocks_needed
 from minipaged.decoding import TextStream
-from minipaged.errors import InvalidInputError, MinipagedError
+from minipaged.errors import InvalidInputError, MinipagedError, an_instance, listed, shown, whole_number
 from minipaged.kv_size import KVCacheSpec
 from minipaged.model_runner import Batch, ModelRunner, refuse_by_config
 from minipaged.models import load_model
@@ -141,7 +141,7 @@ class LLM:
         dtype, device: see `load_model`; not used for a loaded model.
         block_size: slots in a block.
         num_blocks: blocks of the pool; None for what `max_num_seqs` texts of the model's full length need, but at most
-            25 % of the free memory, or 90 % of a GPU's.
+            25% of the free memory, or 90% of a GPU's.
         max_num_seqs: sequences that run at the same time; each of a request's n samples is one.
         max_num_batched_tokens: tokens that one step computes.
         enable_prefix_caching: find the K and V of a prompt's first tokens in blocks of earlier requests that began with
@@ -177,15 +177,15 @@ class LLM:
         attention_backend: str = "auto",
         seed: int = 0,
     ) -> None:
-        if reserve not in ("on_demand", "max_len"):
-            raise InvalidInputError(f'reserve is {reserve!r}; use "on_demand" or "max_len"')
+        if not isinstance(reserve, str) or reserve not in ("on_demand", "max_len"):
+            raise InvalidInputError(f'reserve is {shown(reserve)}; use "on_demand" or "max_len"')
         options = {"preemption": preemption, "batching": batching}
         one_block = BlockManager(1, enable_prefix_caching=enable_prefix_caching)
         Scheduler(one_block, max_num_seqs, max_num_batched_tokens, **options)  # says what is wrong with them
-        _whole("block_size", block_size, 1)
-        _whole("num_blocks", num_blocks, 1, optional=True)
-        _whole("num_host_blocks", num_host_blocks, 0, optional=True)
-        self.seed = _whole("seed", seed, 0)
+        block_size = whole_number("block_size", block_size, 1)
+        num_blocks = None if num_blocks is None else whole_number("num_blocks", num_blocks, 1)
+        num_host_blocks = None if num_host_blocks is None else whole_number("num_host_blocks", num_host_blocks)
+        self.seed = whole_number("seed", seed)
         if model is None or isinstance(model, str | Path):
             self.model, self.tokenizer = load_model(model, device=device, dtype=dtype)
         else:
@@ -286,6 +286,7 @@ class LLM:
             LogitsError: the model gave NaN; the engine starts empty again.
             OutOfBlocksError: called from a beam search's `on_step`, and the beams hold the blocks that it needs.
         """
+        an_instance("use_tqdm", use_tqdm, int, "True or False")
         prompts = [prompts] if isinstance(prompts, str | Mapping) else _listed("prompts", prompts)
         ids = [self._prompt_ids(prompt, i) for i, prompt in enumerate(prompts)]
         params = self._params(sampling_params, len(prompts))
@@ -319,7 +320,7 @@ class LLM:
         for turn in turns:
             if not (isinstance(turn, Mapping) and isinstance(turn.get("role"), str) and "content" in turn):
                 raise InvalidInputError(
-                    f'conversation {number} holds {turn!r:.80}; a message is {{"role": "user", "content": "..."}}'
+                    f'conversation {number} holds {shown(turn)}; a message is {{"role": "user", "content": "..."}}'
                 )
         try:
             return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
@@ -397,25 +398,33 @@ class LLM:
         if isinstance(prompt, str):
             ids = self._encode(prompt)
         elif isinstance(prompt, Mapping) and "prompt_token_ids" in prompt:
-            ids = prompt["prompt_token_ids"]
-            ids = _listed(f"prompt {number}", ids.tolist() if hasattr(ids, "tolist") else ids)
+            ids = self._token_ids(number, _listed(f"prompt {number}", prompt["prompt_token_ids"]))
         else:
             raise InvalidInputError(
                 f'prompt {number} is {type(prompt).__name__}; pass a text or {{"prompt_token_ids": [...]}}'
             )
         if not ids:
             raise InvalidInputError(f"prompt {number} is empty; a text needs at least 1 token to continue from")
-        for token in ids:
-            if isinstance(token, bool) or not hasattr(token, "__index__") or not 0 <= token < self.vocab_size:
-                raise InvalidInputError(
-                    f"prompt {number} holds {token!r:.80}; token ids are whole numbers from 0 to {self.vocab_size - 1}"
-                )
         if len(ids) >= self.max_model_len:
             raise InvalidInputError(
                 f"prompt {number} has {len(ids)} tokens; the model takes {self.max_model_len} in all, so a prompt may "
                 f"have {self.max_model_len - 1}: shorten it"
             )
-        return [operator.index(token) for token in ids]
+        return ids
+
+    def _token_ids(self, number: int, ids: list[Any]) -> list[int]:
+        """Plain numbers, numpy's and torch's too, once all are in the vocabulary."""
+        plain = []
+        for token in ids:
+            try:
+                plain.append(-1 if isinstance(token, bool) else operator.index(token))
+            except (TypeError, RuntimeError):  # torch raises both
+                plain.append(-1)
+            if not 0 <= plain[-1] < self.vocab_size:
+                raise InvalidInputError(
+                    f"prompt {number} holds {shown(token)}; token ids are whole numbers from 0 to {self.vocab_size - 1}"
+                )
+        return plain
 
     def _params(self, given: Any, count: int) -> list[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
@@ -627,20 +636,14 @@ def best_logprobs(logits: torch.Tensor, token: int, count: int) -> dict[int, flo
     return entry
 
 
-def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> Any:
-    if value is None and optional:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        what = "0 blocks hold nothing; " if name == "num_blocks" and value == 0 else ""
-        raise InvalidInputError(f"{name} is {value!r}; {what}it must be a whole number of at least {least}")
-    return value
-
-
 def _listed(name: str, values: Any) -> list[Any]:
-    """A list of what came in, unless that is one thing where several belong."""
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__iter__"):
-        raise InvalidInputError(f"{name} is {values!r:.80}; pass a list")
-    return list(values)
+    """A list of what came in, an array's or a tensor's numbers, unless that is one thing where several belong."""
+    if hasattr(values, "tolist"):
+        try:
+            values = values.tolist()
+        except Exception as error:  # a tensor without values, or with too few of them stored
+            raise InvalidInputError(f"{name} is {shown(values)}, which has no list of values: {error}") from error
+    return listed(name, values, "a list")
 
 
 def _blocks_that_fit(model: Any, block_size: int, max_num_seqs: int, max_model_len: int) -> int:
@@ -660,7 +663,7 @@ def _blocks_that_fit(model: Any, block_size: int, max_num_seqs: int, max_model_l
 
 
 def _memory_share(device: torch.device) -> float:
-    """Bytes that the pool may take: 90 % of what is free on a GPU, 25 % of the free memory of the host."""
+    """Bytes that the pool may take: 90% of what is free on a GPU, 25% of the free memory of the host."""
     if device.type == "cuda":
         return 0.9 * torch.cuda.mem_get_info(device)[0]
     try:

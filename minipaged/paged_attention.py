@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from minipaged.attention import attention, attention_scores, causal_mask, group_heads, masked_softmax
-from minipaged.errors import InvalidInputError
+from minipaged.errors import InvalidInputError, shown
 
 BACKENDS = ("auto", "reference", "torch", "triton")
 _KERNELS = "minipaged.triton_kernels"
@@ -223,8 +223,8 @@ def attend(
 
 def pick_backend(backend: str, device: torch.device | str) -> str:
     """The backend that "auto" means on this device: triton on a GPU where it is installed, else torch."""
-    if backend not in BACKENDS:
-        raise InvalidInputError(f'unknown backend "{backend}"; use one of {", ".join(BACKENDS)}')
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        raise InvalidInputError(f"unknown backend {shown(backend)}; use one of {', '.join(BACKENDS)}")
     if backend != "auto":
         return backend
     return "triton" if torch.device(device).type == "cuda" and _has_triton() else "torch"
@@ -387,7 +387,7 @@ def _check_tensors(
             f"{v_cache.dtype} on {v_cache.device}; all three must be equal"
         )
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise InvalidInputError(f"sliding_window is {window!r}; it counts keys, at least 1, or is None")
+        raise InvalidInputError(f"sliding_window is {shown(window)}; it counts keys, at least 1, or is None")
     if softcap is not None and not 0 < softcap < float("inf"):
         raise InvalidInputError(f"logit_softcap is {softcap}; it must be above 0 and finite, or None")
     if sinks is not None and sinks.shape != (num_heads,):

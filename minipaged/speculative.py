@@ -348,7 +348,9 @@ def _layer_numbers(layers: int | Sequence[int] | None, total: int) -> list[int]:
     else:
         kept = list(range(whole_number("layers", layers, 1)))
     if not kept or kept != sorted(set(kept)) or kept[-1] >= total:
-        raise InvalidInputError(f"layers is {layers!r}; give 1 to {total}, or rising numbers from 0 to {total - 1}")
+        raise InvalidInputError(
+            f"layers is {shown(layers)}; give 1 to {total}, or rising numbers from 0 to {total - 1}"
+        )
     return kept
 
 
@@ -684,10 +686,10 @@ def _check_proposal(proposal: Any, most: int, vocab_size: int) -> None:
     """What the proof needs: each drafted token can have come from the distribution that is reported for it."""
     drafted = getattr(proposal, "token_ids", None)
     if not isinstance(proposal, Proposal) or not isinstance(drafted, Sequence) or len(drafted) > most:
-        raise DraftError(f"propose returned {proposal!r:.80}; return a Proposal of at most {most} tokens")
+        raise DraftError(f"propose returned {shown(proposal)}; return a Proposal of at most {most} tokens")
     wrong = [t for t in drafted if isinstance(t, bool) or not (isinstance(t, int) and 0 <= t < vocab_size)]
     if wrong:
-        raise DraftError(f"the draft proposed {wrong[0]!r}; token ids are ints from 0 to {vocab_size - 1}")
+        raise DraftError(f"the draft proposed {shown(wrong[0])}; token ids are ints from 0 to {vocab_size - 1}")
     if proposal.probs is not None:
         _check_probs(proposal.probs, list(drafted), vocab_size)
 

@@ -172,6 +172,11 @@ def test_a_request_that_never_fits_is_refused_and_the_others_run(model, alone):
         ({"prompt_token_ids": [5]}, [None, None], "sampling_params 0 is NoneType"),
         ({"prompt_token_ids": [5]}, [SamplingParams()], "2 prompts and 1 sampling_params"),
         ({"prompt_token_ids": [5]}, [SamplingParams(), 3], "sampling_params 1 is int"),
+        ({"prompt_token_ids": [5]}, torch.tensor(3), "sampling_params is 3; pass a list"),
+        ({"prompt_token_ids": torch.tensor(3)}, None, "prompt 1 is 3; pass a list"),
+        ({"prompt_token_ids": torch.zeros(2, dtype=torch.long, device="meta")}, None, "prompt 1 is tensor"),
+        ({"prompt_token_ids": [10**5000]}, None, "prompt 1 holds a value of type int"),
+        ({"prompt_token_ids": [torch.zeros(2)]}, None, "prompt 1 holds tensor"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(model, prompt, params, words):
@@ -184,7 +189,7 @@ def test_bad_input_is_refused_before_anything_runs(model, prompt, params, words)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(num_blocks=0), "0 blocks"),
+        (dict(num_blocks=0), "num_blocks is 0"),
         (dict(block_size=0), "block_size is 0"),
         (dict(max_num_seqs=0), "max_num_seqs is 0"),
         (dict(max_num_batched_tokens=0), "max_num_batched_tokens is 0"),
@@ -198,7 +203,11 @@ def test_bad_input_is_refused_before_anything_runs(model, prompt, params, words)
         (dict(seed=None), "seed is None"),
         (dict(enable_prefix_caching="no"), "enable_prefix_caching is 'no'; use True or False"),
         (dict(seed=-3), "seed is -3"),
-        (dict(attention_backend="flash"), 'unknown backend "flash"'),
+        (dict(attention_backend="flash"), "unknown backend 'flash'"),
+        (dict(attention_backend=np.array(["torch", "auto"])), "unknown backend array"),
+        (dict(num_blocks=torch.tensor([8, 9])), "num_blocks is tensor"),
+        (dict(num_blocks=10**5000), "num_blocks is a value of type int"),
+        (dict(reserve=np.array(["max_len", "x"])), "reserve is array"),
     ],
 )
 def test_bad_options_are_refused_by_name(model, options, words):
@@ -208,9 +217,13 @@ def test_bad_options_are_refused_by_name(model, options, words):
 
 def test_other_things_that_cannot_be_right_are_named(model):
     llm = LLM(model, num_blocks=8)
-    for prompts_ in (None, 7, 2.5):
+    for prompts_ in (None, 7, 2.5, torch.tensor(3), 10**5000):
         with pytest.raises(InvalidInputError, match="prompts is"):
             llm.generate(prompts_, use_tqdm=False)
+    with pytest.raises(InvalidInputError, match="use_tqdm is tensor"):
+        llm.generate({"prompt_token_ids": [5]}, use_tqdm=torch.zeros(2))
+    LLM(model, num_blocks=np.int64(8), block_size=np.int64(4), seed=np.int64(3)).generate(
+        {"prompt_token_ids": [np.int64(5)]}, greedy(2), use_tqdm=False)  # fmt: skip
     with pytest.raises(InvalidInputError, match="without a chat template"):
         llm.chat([{"role": "user", "content": "hi"}])
     with pytest.raises(InvalidInputError, match="without a tokenizer"):

@@ -240,7 +240,7 @@ def test_a_batch_that_does_not_fit_is_refused_by_name(name):
         (dict(sliding_window=0), "sliding_window is 0"),
         (dict(logit_softcap=0.0), "logit_softcap is 0.0"),
         (dict(sinks=torch.zeros(3)), r"sinks has shape \[3\]"),
-        (dict(backend="cuda"), 'unknown backend "cuda"'),
+        (dict(backend="cuda"), "unknown backend 'cuda'"),
     ],
 )
 def test_tensors_and_options_that_do_not_fit_are_refused_by_name(change, words):
