@@ -6,7 +6,7 @@ Seen flat they are rows of slots, and a token's slot is block_table[pos // block
     write    K and V of new tokens --slot_mapping-->  |.. ..|t0 t1 ..|.. ..|t2 .. ..|    (-1: write nothing)
     gather   |block 1|block 3|  --block_table, length-->  [t0 t1 t2], dense, in the order of the sequence
 
-A dense gather copies all of K and V at every step: simple and exact, and the oracle for chapter 8, which reads the
+A dense gather copies all of K and V at every step: simple and exact, and the reference of chapter 8, which reads the
 blocks where they lie. The same object is a transformers `Cache` for one row, so that `model.generate` runs on it.
 Every layer keeps every token, also below a sliding window: the model's mask hides the old ones.
 Left out: batches of rows (the engine of chapter 10 packs them), beams, layers that keep a running state.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import wraps
@@ -119,7 +120,8 @@ class Picture:
 
         data, metadata = self.bundle()
         display(data, metadata=metadata, raw=True)
-        print(self.sentence)
+        # JupyterLab cuts a long line of printed text anywhere, also inside a number
+        print(textwrap.fill(self.sentence, 100, break_long_words=False, break_on_hyphens=False))
 
 
 def picture(draw: Callable[..., Picture]) -> Callable[..., Picture]:

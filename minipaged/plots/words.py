@@ -922,7 +922,7 @@ WORDS: dict[str, str] = {
         "{n} block tables fill {padded} places when padded with -1. As CSR: indices {indices}, indptr {indptr}, "
         "last_page_len {last} of {size}."
     ),
-    "13.ledger.caption": "The claims ledger, {n} rows",
+    "13.ledger.caption": "The claims ledger, rows: {n}",
     "13.ledger.number": "No.",
     "13.ledger.claim": "claim",
     "13.ledger.chapter": "chapter",
