@@ -305,7 +305,7 @@ TAKES_A_FUNCTION = {
 }
 
 
-@pytest.mark.parametrize("value", [5, 0, False, "", "hash", [], (), {}, 2.5, object()], ids=repr)
+@pytest.mark.parametrize("value", [5, 0, False, "", "hash", [], (), {}, 2.5, object()])
 @pytest.mark.parametrize("name", TAKES_A_FUNCTION)
 def test_what_cannot_be_called_is_no_function(name, value):
     with pytest.raises(InvalidInputError, match=f"^{name.partition(',')[0]} is .*; pass a") as caught:
