@@ -121,3 +121,60 @@ def test_a_list_keeps_its_order(capsys):
     assert " (right) " in guessed(capsys, "[0, 1, 6]", [0, 1, 6])
     assert " (look again) " in guessed(capsys, [1, 0, 6], [0, 1, 6])
     assert " (look again) " in guessed(capsys, "[1, 0, 6]", [0, 1, 6])
+
+
+@pytest.mark.parametrize("mine", ["[0,1,6]", " [ 0, 1 ,6 ]", "[0,  1,\t6]"])
+def test_a_list_may_be_written_with_or_without_blanks(capsys, mine):
+    assert " (right) " in guessed(capsys, mine, [0, 1, 6])
+
+
+@pytest.mark.parametrize("mine", ["[01, 6]", "[0 1 6]", "[0, 16]", "[0, 1, 6, 13]"])
+def test_a_blank_between_numbers_is_no_comma(capsys, mine):
+    assert " (look again) " in guessed(capsys, mine, [0, 1, 6])
+
+
+@pytest.mark.parametrize(
+    ("mine", "actual", "unit", "shown"),
+    [
+        ("97%", 97, "%", "97%"),
+        ("97 %", 97, "%", "97%"),
+        ("1,140 rows", 1140, "rows", "1,140 rows"),
+        ("16 GiB", 16, "GiB", "16 GiB"),
+        ("16gib", 16, "GiB", "16 GiB"),
+        ("1 token", 1, "tokens", "1 token"),
+        ("1 tokens", 1, "tokens", "1 token"),
+        ("7 of 10", 7, "of 10", "7 of 10"),
+    ],
+)
+def test_a_guess_may_be_written_with_its_unit(capsys, mine, actual, unit, shown):
+    assert guessed(capsys, mine, actual, unit) == f"your guess: {shown} (right) | computed: {shown}"
+
+
+@pytest.mark.parametrize("mine", ["96%", "%", "rows", "97 rows", "97% or so"])
+def test_a_unit_does_not_make_a_guess_right(capsys, mine):
+    assert f"your guess: {mine}" in (line := guessed(capsys, mine, 97, "%"))
+    assert " (look again) " in line
+
+
+def test_one_thing_is_named_in_the_singular(capsys):
+    for unit, after in (
+        ("tokens", "token"),
+        ("passes", "pass"),
+        ("axes", "axis"),
+        ("empty slots", "empty slot"),
+        ("tokens differ", "token differs"),
+        ("texts differ", "text differs"),
+        ("predictions before it", "prediction before it"),
+        ("of 29 tokens differ", "of 29 tokens differ"),
+        ("times", "times"),
+        ("步", "步"),
+    ):
+        assert guessed(capsys, 2, 1, unit) == f"your guess: 2 {unit} (look again) | computed: 1 {after}"
+        assert guessed(capsys, 1, 2, unit) == f"your guess: 1 {after} (look again) | computed: 2 {unit}"
+    assert guessed(capsys, ..., 1.0, "units") == "no guess yet | computed: 1.0 units"
+
+
+def test_a_name_that_is_a_number_has_no_commas(capsys):
+    for mine in (1604, "1604", "1,604"):
+        assert " (right) | computed: 1604" in guessed(capsys, mine, "1604")
+    assert guessed(capsys, 1604, "1604") == "your guess: 1604 (right) | computed: 1604"

@@ -162,18 +162,47 @@ def guess(mine: Any, actual: Any, unit: str = "", *, within: float = 0.0) -> Non
     Args:
         mine: the reader's guess, or `...`.
         actual: the value the cell computed.
-        unit: a word after the number, such as "passes", or "%".
+        unit: what is counted, in the plural, such as "passes", or "%". After a 1 it is printed in the singular.
         within: how far off still counts as close enough, as a part of `actual`: 0.05 for a question that asks
             "about how many". 0, the rule for counts, takes only the number itself.
     """
-    if unit and not unit.startswith("%"):  # 5 passes, but 5%
-        unit = " " + unit
+    shown = str if isinstance(actual, str) else _in_thousands  # a name is printed as it is
     if is_blank(mine):
         said = say("base.guess.none")
     else:
-        said = say("base.guess.mine", mine=_in_thousands(mine), unit=unit).rstrip()
+        mine = _without_unit(mine, unit)
+        said = say("base.guess.mine", mine=shown(mine), unit=_unit_after(mine, unit)).rstrip()
         said += say(f"base.guess.{_verdict(mine, actual, within)}")
-    print(say("base.guess.computed", said=said, actual=_in_thousands(actual), unit=unit).rstrip())
+    print(say("base.guess.computed", said=said, actual=shown(actual), unit=_unit_after(actual, unit)).rstrip())
+
+
+_COUNTED = "block|byte|head|key|layer|multiprocessor|number|part|prediction|program|row|slot|step|text|token"
+_PLURAL = re.compile(rf"\b(?:axes|passes|(?:{_COUNTED})s)\b")
+
+
+def _singular(unit: str) -> str:
+    """ "tokens differ" as "token differs": what stands after a 1. A unit such as "of 24 rows" has its own number."""
+    if unit.startswith("of "):
+        return unit
+    unit = _PLURAL.sub(lambda found: {"axes": "axis", "passes": "pass"}.get(found[0], found[0][:-1]), unit, count=1)
+    return re.sub(r"\bdiffer$", "differs", unit)
+
+
+def _unit_after(value: Any, unit: str) -> str:
+    """The unit as it is printed after this value: 5 passes, 1 pass, 5%."""
+    if not isinstance(value, bool) and isinstance(value, (numbers.Integral, str)) and str(value).strip() == "1":
+        unit = _singular(unit)
+    return unit if not unit or unit.startswith("%") else " " + unit
+
+
+def _without_unit(mine: Any, unit: str) -> Any:
+    """ "97%" or "1,140 rows" without what the line prints itself; anything else as it is."""
+    if isinstance(mine, str):
+        for word in (unit.strip(), _singular(unit.strip())):
+            text = mine.strip()
+            if word and text.lower().endswith(word.lower()) and _number(text[: -len(word)]) is not None:
+                return text[: -len(word)].strip()
+    return mine
 
 
 def _verdict(mine: Any, actual: Any, within: float) -> str:
@@ -203,7 +232,7 @@ def _words_of(value: Any) -> str | list[str]:
         if not text.strip().startswith(("[", "(", "{")):  # a list that is written out has an order
             words = [word for word in re.split(r"\s*(?:[,;&+、，；和与]|\band\b)\s*", text.strip().lower()) if word]
             return sorted(words) if len(words) > 1 else "".join(words)
-    return str(value).strip().lower()
+    return re.sub(r"\s*([][(){},])\s*", r"\1", str(value).strip().lower())
 
 
 def _in_thousands(value: Any) -> Any:
