@@ -187,7 +187,7 @@ def masks(held: int, new: int) -> Picture:
 
 @picture
 def rows_in_a_step(rows: Sequence[int], times: Sequence[float]) -> Picture:
-    """Time of one decode step against the rows in the batch, in units of the first time."""
+    """Time of one decode step against its rows, one for each sequence, in units of the first time."""
     ratio = [t / times[0] for t in times]
     fig, ax = new_figure(7.5, 3.2)
     places = range(len(rows))

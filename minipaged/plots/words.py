@@ -156,7 +156,7 @@ WORDS: dict[str, str] = {
         "Rows of {counts} continuations each share one strip of length 1: a longer text only divides the place of its "
         "beginning."
     ),
-    "01.product.y": "probability so far",
+    "01.product.y": "probability so far (logarithmic)",
     "01.product.title": "{n} factors below 1: the whole text has probability {title_total}",
     "01.product.sentence": (
         "The product of {n} conditional probabilities is {total}; the smallest factor, {least_p:.2g}, is the one of "
@@ -176,7 +176,7 @@ WORDS: dict[str, str] = {
         "Of {n} tokens drawn {draws:,} times in all, {inside} were drawn as often as their probability promises, "
         "within two standard deviations."
     ),
-    "01.end.y": "probability of the end token",
+    "01.end.y": "probability of the end token (logarithmic)",
     "01.end.title": "The end is a token too: near 0 until the answer is complete, then {last:.2f}",
     "01.end.sentence": (
         "Over {n} steps the end token's probability stays at or below {most}, and at the last step it is {last:.2f}."
@@ -366,7 +366,7 @@ WORDS: dict[str, str] = {
         "a square mask hides {lost} pairs that belong to them."
     ),
     "04.batch.title": "{rows} times the rows, {ratio:.1f} times the time",
-    "04.batch.x": "rows in the batch (each gets one new token)",
+    "04.batch.x": "rows in the step (one new token of each sequence)",
     "04.batch.y": "time of a step (1 row = 1)",
     "04.batch.measured": "measured: one pass for all rows",
     "04.batch.one_by_one": "one pass for each row",
@@ -385,8 +385,8 @@ WORDS: dict[str, str] = {
     ),
     "04.roof.said.attention": "attention is {bound}, at {intensity:.3g}, and needs {ms:.3g} ms at least.",
     "04.roof.tflops": "{n:,g}",
-    "04.roof.x": "FLOPs per byte read from memory",
-    "04.roof.y": "TFLOP/s within reach",
+    "04.roof.x": "FLOPs per byte read from memory (logarithmic)",
+    "04.roof.y": "TFLOP/s within reach (logarithmic)",
     "04.roof.sentence": "{name}, {about}: {said}",
     "04.step.title": "{gpu}, batch {batch}: the weights are {bound}",
     "04.step.flops": "without a cache: {total:,.1f} GFLOP",

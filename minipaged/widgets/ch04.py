@@ -51,7 +51,7 @@ def _slider(value: int, last: int, words: str) -> widgets.IntSlider:
 
 
 def step_panel(model: str = "Llama-2-7B", gpu: str = "A100 80GB SXM", held: int = 1024, batch: int = 1) -> Panel:
-    """One decode step: choose model, GPU, tokens per row and rows; see what is computed, read and waited for."""
+    """One decode step: choose model, GPU and sequences; see what is computed, read and waited for."""
 
     def draw(model: str, gpu: str, held: int, batch: int) -> Picture:
         return one_step(MODELS[model], GPUS[gpu], held, batch)

@@ -53,8 +53,8 @@ WORDS: dict[str, str] = {
     "04.pass.new": "new in this pass",
     "04.step.model": "model",
     "04.step.gpu": "GPU",
-    "04.step.held": "tokens per row",
-    "04.step.batch": "rows in the batch",
+    "04.step.held": "tokens in each sequence",
+    "04.step.batch": "sequences in the batch",
     # 05 KV cache size
     "05.calculator.model": "model",
     "05.calculator.gpu": "GPU",
