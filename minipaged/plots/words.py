@@ -176,7 +176,7 @@ WORDS: dict[str, str] = {
         "Of {n} tokens drawn {draws:,} times in all, {inside} were drawn as often as their probability promises, "
         "within two standard deviations."
     ),
-    "01.end.y": "probability of the end token (logarithmic)",
+    "01.end.y": "probability of the end token\n(logarithmic)",
     "01.end.title": "The end is a token too: near 0 until the answer is complete, then {last:.2f}",
     "01.end.sentence": (
         "Over {n} steps the end token's probability stays at or below {most}, and at the last step it is {last:.2f}."
