@@ -50,6 +50,28 @@ def words(package: str, english: Mapping[str, str], key: str, code: str | None =
     return _table(package, short).get(key) or english[key]
 
 
+_COUNTED = (
+    "beam|block|byte|character|copie|embedding|guess|head|key|layer|multiprocessor|number|pass|part|place|prediction|"
+    "program|querie|request|row|sample|score|sequence|slot|step|text|token|turn|word"
+)
+_DONE = {"are": "is", "have": "has", "pass": "passes"}
+_DONE |= {verb: f"{verb}s" for verb in ("differ", "hold", "leave", "name", "stay")}
+_ONE = re.compile(
+    rf"(?<![\d.,])1 ((?:KV |empty |free |new |prompt |query |rejected )?)({_COUNTED}|axe)e?s"
+    rf"(?: ({'|'.join(_DONE)}))?\b"
+)
+
+
+def singular(text: str) -> str:
+    """English text with "1 tokens" as "1 token" and "1 rows differ" as "1 row differs"; "1.1 tokens" stays."""
+    return _ONE.sub(_one, text) if "1 " in text else text
+
+
+def _one(found: re.Match[str]) -> str:
+    noun = {"axe": "axis", "copie": "copy", "querie": "query"}.get(found[2], found[2])
+    return f"1 {found[1]}{noun}" + (f" {_DONE[found[3]]}" if found[3] else "")
+
+
 @cache
 def _table(package: str, code: str) -> Mapping[str, str]:
     return {} if code == "en" else importlib.import_module(f"{package}.words_{code}").WORDS

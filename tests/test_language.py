@@ -102,6 +102,31 @@ def test_checks_and_guesses_speak_chinese(capsys):
     assert repr(exercises.check_06_which_waste(...)).startswith("… 尚未作答：")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1 tokens", "1 token"),
+        ("wrote 1 passes and 1 KV heads", "wrote 1 pass and 1 KV head"),
+        ("1 rows differ, 1 blocks are free", "1 row differs, 1 block is free"),
+        ("1 copies, 1 guesses, 1 axes, 1 new tokens", "1 copy, 1 guess, 1 axis, 1 new token"),
+        ("1 of 1 blocks read", "1 of 1 block read"),
+        ("1 bytes for each", "1 byte for each"),
+        ("1.1 tokens, 11 tokens, 2,1 rows, 1 times", "1.1 tokens, 11 tokens, 2,1 rows, 1 times"),
+        ("1 tokenset, 1 token", "1 tokenset, 1 token"),
+    ],
+)
+def test_one_thing_is_said_in_the_singular(text, said):
+    assert language.singular(text) == said
+
+
+def test_words_of_pictures_and_widgets_count_one_thing_in_the_singular():
+    from minipaged.widgets.words import say as say_widget
+
+    assert say("13.heads.title", heads=1, ranks=2, each=1) == "1 KV head on 2 GPUs: 1 on each"
+    assert say("04.rows.before", n=1) == "1 token"
+    assert say_widget("05.advice.length", value=1) == "at most 1 token"
+
+
 # --- fonts -----------------------------------------------------------------------------------------------------------
 
 

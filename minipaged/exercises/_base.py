@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minipaged.exercises.words import WORDS, say
+from minipaged.language import singular
 
 TIME_LIMIT = 10.0  # seconds that one call of a reader's function may take; right ones take milliseconds
 
@@ -176,29 +177,17 @@ def guess(mine: Any, actual: Any, unit: str = "", *, within: float = 0.0) -> Non
     print(say("base.guess.computed", said=said, actual=shown(actual), unit=_unit_after(actual, unit)).rstrip())
 
 
-_COUNTED = "block|byte|head|key|layer|multiprocessor|number|part|prediction|program|row|slot|step|text|token"
-_PLURAL = re.compile(rf"\b(?:axes|passes|(?:{_COUNTED})s)\b")
-
-
-def _singular(unit: str) -> str:
-    """ "tokens differ" as "token differs": what stands after a 1. A unit such as "of 24 rows" has its own number."""
-    if unit.startswith("of "):
-        return unit
-    unit = _PLURAL.sub(lambda found: {"axes": "axis", "passes": "pass"}.get(found[0], found[0][:-1]), unit, count=1)
-    return re.sub(r"\bdiffer$", "differs", unit)
-
-
 def _unit_after(value: Any, unit: str) -> str:
     """The unit as it is printed after this value: 5 passes, 1 pass, 5%."""
     if not isinstance(value, bool) and isinstance(value, (numbers.Integral, str)) and str(value).strip() == "1":
-        unit = _singular(unit)
+        unit = singular(f"1 {unit}")[2:]
     return unit if not unit or unit.startswith("%") else " " + unit
 
 
 def _without_unit(mine: Any, unit: str) -> Any:
     """ "97%" or "1,140 rows" without what the line prints itself; anything else as it is."""
     if isinstance(mine, str):
-        for word in (unit.strip(), _singular(unit.strip())):
+        for word in (unit.strip(), singular(f"1 {unit.strip()}")[2:]):
             text = mine.strip()
             if word and text.lower().endswith(word.lower()) and _number(text[: -len(word)]) is not None:
                 return text[: -len(word)].strip()

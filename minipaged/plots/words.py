@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipaged.language import language, words
+from minipaged.language import language, singular, words
 from minipaged.plots.fonts import drawable
 
 WORDS: dict[str, str] = {
@@ -1011,9 +1011,9 @@ WORDS: dict[str, str] = {
 def say(key: str, **values: Any) -> str:
     """The words for `key` with `values` filled in, to be drawn: in English where no font has the glyphs."""
     code = language()
-    return words(__package__, WORDS, key, code if drawable(code) else "en").format(**values)
+    return singular(words(__package__, WORDS, key, code if drawable(code) else "en").format(**values))
 
 
 def tell(key: str, **values: Any) -> str:
     """The words for `key` with `values` filled in, to be printed under the picture: this needs no font."""
-    return words(__package__, WORDS, key).format(**values)
+    return singular(words(__package__, WORDS, key).format(**values))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minipaged.language import words
+from minipaged.language import singular, words
 
 WORDS: dict[str, str] = {
     # 00 start here
@@ -168,4 +168,4 @@ WORDS: dict[str, str] = {
 
 def say(key: str, **values: Any) -> str:
     """The words for `key` with `values` filled in."""
-    return words(__package__, WORDS, key).format(**values)
+    return singular(words(__package__, WORDS, key).format(**values))
