@@ -107,4 +107,4 @@ def test_frequencies_say_how_many_counts_are_within_chance():
 def test_end_and_dependence_pictures_speak_their_numbers():
     assert "last step it is 0.70" in plots.end_token_by_step(["a", "b"], [1e-9, 0.7]).sentence
     picture = plots.dependence(["a", "b", "c"], [0.0, 0.4, 0.2], 1)
-    assert "1 predictions before" in picture.sentence and "0.20 to 0.40" in picture.sentence
+    assert "1 prediction stays equal" in picture.sentence and "0.20 to 0.40" in picture.sentence

@@ -77,11 +77,12 @@ def rounds(rows: Sequence[Round], names: dict[int, str] | None = None, first: in
             boxes[kind].append([(x, y + 0.1), (x + 0.94, y + 0.1), (x + 0.94, y + 0.9), (x, y + 0.9)])
             if names is not None and token is not None:
                 tone = "white" if kind == "kept" else "black"
-                box = None if kind == "kept" else {"facecolor": "white", "edgecolor": "none", "pad": 1}
                 place = {"ha": "center", "va": "center", "fontsize": 8}
                 text = names.get(token, str(token))
                 if kind == "own" and x < len(each.drafted):  # the guess that it replaces
                     text += say("12.rounds.instead", guess=names.get(each.drafted[x], str(each.drafted[x])).strip())
+                pad = 1 if "\n" in text else 4  # wide enough to tell the dot of a space from the hatching
+                box = None if kind == "kept" else {"facecolor": "white", "edgecolor": "none", "pad": pad}
                 ax.text(x + 0.47, y + 0.5, text, color=tone, bbox=box, **place)
     for kind, (face, hatch) in _KINDS.items():
         look = {"facecolors": COLOURS[face], "edgecolors": "black", "linewidths": 0.6, "hatch": hatch or None}

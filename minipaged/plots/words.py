@@ -186,7 +186,7 @@ WORDS: dict[str, str] = {
     "01.dependence.y": "distance between the\ntwo predictions",
     "01.dependence.title": "Nothing before the change moves; all {later} predictions after it do",
     "01.dependence.sentence": (
-        "The {before} predictions before the changed token are equal; the {later} from it on differ, by {least:.2f} to "
+        "Before the changed token, {before} predictions stay equal; the {later} from it on differ, by {least:.2f} to "
         "{most:.2f} in total variation."
     ),
     # 02 tensor shapes
