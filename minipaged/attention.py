@@ -162,6 +162,8 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None, sinks: Tensor | N
         )
     if sinks is not None and (scores.dim() < 3 or _tensor("sinks", sinks).shape != scores.shape[-3:-2]):
         raise InvalidInputError(f"sinks has shape {list(sinks.shape)}; it needs one number per head of the scores")
+    if sinks is not None and not sinks.is_floating_point():
+        raise InvalidInputError(f"sinks is {sinks.dtype}; it needs floating-point numbers, as the scores have")
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     nobody = scores.new_full((*scores.shape[:-1], 1), -torch.inf)  # a sink that weighs nothing: exp(-inf) = 0

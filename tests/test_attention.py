@@ -195,6 +195,13 @@ def test_the_window_means_what_it_means_in_transformers(window):
         assert causal_mask(q_len, kv_len, window).sum(-1).max() == min(window, kv_len)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_sinks_are_scores_and_no_other_kind_of_number(dtype):
+    """A complex sink would lose its second half without a word."""
+    with pytest.raises(InvalidInputError, match=f"sinks is {dtype}"):
+        masked_softmax(torch.zeros(4, 2, 3), sinks=torch.zeros(4, dtype=dtype))
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_sinks_equal_gpt_oss(window):
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
