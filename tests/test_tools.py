@@ -78,11 +78,14 @@ def test_a_failing_notebook_is_not_written(tmp_path, capsys):
 
 def test_a_stored_run_keeps_no_trace_of_the_machine(tmp_path):
     path = tmp_path / "good.ipynb"
-    code = "import sys, ipywidgets\nprint(1)\nprint('w', file=sys.stderr)\nipywidgets.IntSlider()"
+    code = (
+        "import sys, ipywidgets\nprint(1, flush=True)\nprint('w', file=sys.stderr, flush=True)\nprint(2)\n"
+        "ipywidgets.IntSlider()"
+    )
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), path)
     assert run_notebooks.main([str(path)]) == 0
     assert not any(word in path.read_text() for word in ("widget-view", '"widgets"', "iopub", '"name": "stderr"'))
-    assert nbformat.read(path, 4).cells[0].outputs[0].text == "1\n"
+    assert nbformat.read(path, 4).cells[0].outputs[0].text == "1\n2\n"  # in one piece
 
 
 def run_setup_cell(monkeypatch, folder, repo=""):

@@ -40,7 +40,8 @@ def run(path: Path) -> float:
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Drop what differs between two equal runs: timestamps, widget state and ids, the kernel's patch version."""
+    """Drop what differs between two equal runs: timestamps, widget state and ids, the kernel's patch version, and in
+    how many pieces a cell's printed text arrived."""
     notebook.metadata.pop("widgets", None)
     notebook.metadata["kernelspec"] = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook.metadata["language_info"] = {"name": "python"}
@@ -48,9 +49,20 @@ def tidy(notebook: nbformat.NotebookNode) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type != "code":
             continue
-        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        cell.outputs = in_one_piece([output for output in cell.outputs if output.get("name") != "stderr"])
         for output in cell.outputs:
             output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
+
+
+def in_one_piece(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Printed texts that follow each other, joined."""
+    joined: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if joined and output.output_type == joined[-1].output_type == "stream":
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
 
 
 def main(names: list[str]) -> int:
