@@ -128,7 +128,7 @@ def test_the_course_model_gives_the_tokens_of_generate(course_model):
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16, 40])
 def test_chunked_prefill_gives_equal_logits_for_any_chunk(chunk):
-    model = tiny_model("gemma2")
+    model = tiny_model("gemma2", attn_implementation="eager")  # older transformers leave the softcap out of sdpa
     ids = torch.randint(3, 97, (40,), generator=torch.Generator().manual_seed(2)).tolist()
     session = Session(model)
     rows = [session.step({0: ids[start : start + chunk]})[0] for start in range(0, 40, chunk)]
