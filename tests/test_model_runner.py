@@ -188,7 +188,7 @@ def test_each_layer_of_a_product_answers_for_its_own_input():
     a, b = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
     with torch.inference_mode():
         together = Together(linears)
-        for number, rows in ((0, a), (2, a), (1, b), (1, a), (0, b), (2, b), (1, b), (1, b), (0, a)):
+        for number, rows in ((0, a), (2, a), (1, b), (1, a), (0, b), (2, b), (1, b), (1, b), (1, b), (0, a)):
             out = together.part(number, rows)
             assert torch.allclose(out, linears[number](rows), atol=1e-6), (number, rows is a)
             out.zero_()
