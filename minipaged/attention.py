@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minipaged.errors import InvalidInputError, real_number, shown, whole_number
+from minipaged.errors import InvalidInputError, real_number, shown, whole_number, yes_or_no
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -283,8 +283,7 @@ def _check_options(
     q: Tensor, k: Tensor, causal: bool, window: Any, softcap: float | None, sinks: Tensor | None
 ) -> None:
     """The mask fits the lengths, and every option has a value that means something."""
-    if not isinstance(causal, bool):
-        raise InvalidInputError(f"causal is {shown(causal)}; use True or False")
+    yes_or_no("causal", causal)
     if causal and q.shape[-2] > k.shape[-2]:
         raise InvalidInputError(
             f"{q.shape[-2]} queries and only {k.shape[-2]} keys; with causal=True every query's own key must be among "

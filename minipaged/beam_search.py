@@ -24,7 +24,7 @@ import torch
 
 from minipaged.block_manager import AllocStatus, OutOfBlocksError
 from minipaged.engine import LLM, Prompt
-from minipaged.errors import InvalidInputError, MinipagedError, a_function, shown, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, a_function, shown, whole_number, yes_or_no
 from minipaged.model_runner import Batch
 from minipaged.sampling import LogitsError, SamplingParams
 from minipaged.sharing import next_beams
@@ -155,8 +155,7 @@ def beam_search(
     """
     if not isinstance(llm, LLM):
         raise InvalidInputError(f"llm is {type(llm).__name__}; pass the engine, LLM(...)")
-    if not isinstance(record, bool):
-        raise InvalidInputError(f"record is {shown(record)}; use True or False")
+    yes_or_no("record", record)
     if on_step is not None:
         a_function("on_step", on_step, "a function that takes a BeamStep, or None")
     rules = _Rules.checked(llm, num_beams, max_tokens, length_penalty, early_stopping, ignore_eos, stop_token_ids)

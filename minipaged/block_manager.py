@@ -26,7 +26,16 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from minipaged.errors import InvalidInputError, MinipagedError, a_function, an_instance, listed, shown, whole_number
+from minipaged.errors import (
+    InvalidInputError,
+    MinipagedError,
+    a_function,
+    an_instance,
+    listed,
+    shown,
+    whole_number,
+    yes_or_no,
+)
 
 MOST_BLOCKS = 2**24  # a pool of 16 million blocks; the numbers alone take gigabytes
 
@@ -196,8 +205,7 @@ class BlockManager:
         block_size = whole_number("block_size", block_size, 1)
         if not isinstance(watermark, Real) or isinstance(watermark, bool) or not 0 <= watermark < 1:
             raise InvalidInputError(f"watermark is {shown(watermark)}; it is a part of the pool, from 0 to below 1")
-        if not isinstance(enable_prefix_caching, bool):
-            raise InvalidInputError(f"enable_prefix_caching is {shown(enable_prefix_caching)}; use True or False")
+        yes_or_no("enable_prefix_caching", enable_prefix_caching)
         self.pool = BlockPool(num_blocks, block_order)
         self.block_size = block_size
         self.watermark_blocks = int(watermark * num_blocks)
@@ -270,8 +278,7 @@ class BlockManager:
         """The status of an admission, and the blocks that hold the K and V of its first tokens already."""
         if _length(token_ids) == 0:
             raise InvalidInputError("an empty prompt: a sequence starts with at least 1 token (a start token will do)")
-        if not isinstance(watermark, bool):
-            raise InvalidInputError(f"watermark is {shown(watermark)}; use True or False")
+        yes_or_no("watermark", watermark)
         spare = extra + (self.watermark_blocks if watermark else 0)
         wanted = blocks_needed(len(token_ids), self.block_size) + spare
         if wanted > self.num_blocks:

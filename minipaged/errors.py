@@ -74,6 +74,17 @@ def real_number(name: str, value: Any, least: float | None = None, above: float 
     return number
 
 
+def yes_or_no(name: str, value: Any) -> bool:
+    """True or False; anything else is refused, also what would count as one of them.
+
+    Raises:
+        InvalidInputError: it names the argument and the value.
+    """
+    if not isinstance(value, bool):
+        raise InvalidInputError(f"{name} is {shown(value)}; use True or False")
+    return value
+
+
 def a_function(name: str, value: Any, wanted: str) -> Any:
     """What can be called, or an error that says what kind of function is wanted.
 

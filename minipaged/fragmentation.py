@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from minipaged.errors import InvalidInputError, listed, real_number, shown, whole_number
+from minipaged.errors import InvalidInputError, listed, real_number, shown, whole_number, yes_or_no
 
 PAPER_SLOTS = 15_728  # 12 GiB of KV for OPT-13B in fp16, 819,200 bytes a token (paper, table 1)
 SMALLEST_CHUNK = 16
@@ -466,8 +466,7 @@ def simulate(
     num_slots = whole_number("num_slots", num_slots, 1, most=2**40)
     steps, seed = whole_number("steps", steps, 1, most=MOST_STEPS), whole_number("seed", seed)
     _check_allocator(allocator)
-    if not isinstance(record, bool):
-        raise InvalidInputError(f"record is {shown(record)}; use True or False")
+    yes_or_no("record", record)
     if not 0 <= (warmup := whole_number("warmup", warmup)) < steps:
         raise InvalidInputError(f"warmup is {warmup} and steps is {steps}: nothing would be counted; warmup < steps")
     coming = _saturated(requests, seed) if arrivals is None else _arriving(check_arrivals(arrivals, len(requests)))

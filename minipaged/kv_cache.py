@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from minipaged.errors import InvalidInputError, MinipagedError, an_instance, shown, whole_number
+from minipaged.errors import InvalidInputError, MinipagedError, an_instance, shown, whole_number, yes_or_no
 
 
 class CacheFullError(MinipagedError):
@@ -446,8 +446,7 @@ def pass_flops(shape: DecoderShape, new: int, held: int = 0, num_logits: int = 1
 def generation_flops(shape: DecoderShape, prompt: int, output: int, cached: bool) -> Work:
     """FLOPs of a whole generation of one row: `output` passes, the first over the prompt."""
     prompt, output = whole_number("prompt", prompt, 1), whole_number("output", output, 1, 1_000_000)
-    if not isinstance(cached, bool):
-        raise InvalidInputError(f"cached is {shown(cached)}; use True or False")
+    yes_or_no("cached", cached)
     work = pass_flops(shape, prompt)
     for length in range(prompt + 1, prompt + output):  # the length after the token of this step is fed
         work += pass_flops(shape, 1, length - 1) if cached else pass_flops(shape, length)

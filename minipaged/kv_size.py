@@ -28,7 +28,16 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
-from minipaged.errors import InvalidInputError, MinipagedError, an_instance, listed, real_number, shown, whole_number
+from minipaged.errors import (
+    InvalidInputError,
+    MinipagedError,
+    an_instance,
+    listed,
+    real_number,
+    shown,
+    whole_number,
+    yes_or_no,
+)
 from minipaged.kv_configs import LayerCache, UnreadableConfigError, read_config
 
 __all__ = ["KVCacheSpec", "LayerCache", "UnreadableConfigError", "bytes_per_number", "weight_bytes"]
@@ -81,7 +90,7 @@ def token_bytes(
     an_instance("layer", layer, LayerCache, "one of the layers of a KVCacheSpec")
     tensor_parallel = whole_number("tensor_parallel", tensor_parallel, 1)
     scale_group = None if scale_group is None else whole_number("scale_group", scale_group, 1)
-    _flag("expanded", expanded)
+    yes_or_no("expanded", expanded)
     if layer.kind in ("shared", "none"):
         return Fraction(0)
     extra = _vector_bytes(layer.extra, dtype, scale_group)
@@ -677,11 +686,6 @@ def _exact(name: str, value: Any, above: float | None = None) -> Fraction:
     """A number that is not negative, as a fraction, so that no byte is lost to rounding."""
     number = real_number(name, value, least=0 if above is None else None, above=above)
     return Fraction(int(value)) if isinstance(value, Integral) else Fraction(number)
-
-
-def _flag(name: str, value: bool) -> None:
-    if not isinstance(value, bool):
-        raise InvalidInputError(f"{name} is {shown(value)}; use True or False")
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:

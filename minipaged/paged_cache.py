@@ -23,7 +23,7 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from minipaged.block_manager import BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError, an_instance, listed, shown, whole_number
+from minipaged.errors import InvalidInputError, an_instance, listed, shown, whole_number, yes_or_no
 from minipaged.kv_cache import UnsupportedCacheError, cache_argument, refuse_half_a_pass
 from minipaged.models import pick_device, pick_dtype
 
@@ -143,8 +143,7 @@ class PagedKVCache(Cache):
             raise InvalidInputError(
                 f"slot_mapping has shape {tuple(slots.shape)} for {k.shape[0]} tokens; one slot each"
             )
-        if not isinstance(check, bool):
-            raise InvalidInputError(f"check is {shown(check)}; use True or False")
+        yes_or_no("check", check)
         if check:
             self._check_slots(slots)
             real = slots >= 0

@@ -22,7 +22,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from minipaged.block_manager import BlockManager, blocks_needed
-from minipaged.errors import InvalidInputError, a_function, an_instance, listed, real_number, shown, whole_number
+from minipaged.errors import (
+    InvalidInputError,
+    a_function,
+    an_instance,
+    listed,
+    real_number,
+    shown,
+    whole_number,
+    yes_or_no,
+)
 from minipaged.fragmentation import Request, check_requests
 
 MOST = 10_000  # samples or beams of a request
@@ -109,8 +118,7 @@ def saved_by_sampling(
         InvalidInputError: n or block_size below 1, or a request that is no pair of lengths.
     """
     requests, n = check_requests(requests), whole_number("n", n, 1, MOST)
-    if not isinstance(same_length, bool):
-        raise InvalidInputError(f"same_length is {shown(same_length)}; use True or False")
+    yes_or_no("same_length", same_length)
     manager = _roomy(requests, n, block_size)
     ids, draw, total = itertools.count(), random.Random(whole_number("seed", seed)), Saving()
     for prompt_len, output_len in requests:
